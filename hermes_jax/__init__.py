@@ -1,0 +1,1 @@
+"""A JAX/Flax reinforcement-learning trainer for tool-calling language-model agents."""

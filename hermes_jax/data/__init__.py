@@ -1,0 +1,1 @@
+"""Trajectories, episodes, groups, packing, prompt sources."""

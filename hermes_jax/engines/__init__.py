@@ -1,0 +1,1 @@
+"""Who answers: engines that give tokens and endpoints that give messages."""

@@ -1,0 +1,1 @@
+"""Train state, update step, optimizer, mesh and sharding rules, checkpoint."""

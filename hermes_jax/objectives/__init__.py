@@ -1,0 +1,1 @@
+"""Pure functions over arrays: advantages (host), policy losses, KL, importance correction, aggregation."""

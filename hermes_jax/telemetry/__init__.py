@@ -1,0 +1,1 @@
+"""Metrics, progress, episode log, report."""

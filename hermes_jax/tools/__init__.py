@@ -1,0 +1,1 @@
+"""Tools, toolsets, sandboxes and the worker server that runs them."""
