@@ -1,0 +1,100 @@
+"""The whole configuration: its blocks, and what must hold between options."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from hermes_jax.config.blocks_learn import GRPOConfig, LearnerConfig, OptimizerConfig, WarmStartConfig
+from hermes_jax.config.blocks_run import (
+    CheckpointConfig,
+    EnvConfig,
+    LoggingConfig,
+    MeshConfig,
+    ModelConfig,
+    OpenAIConfig,
+)
+from hermes_jax.config.fields import Block, option
+
+
+class Config(Block):
+    """Every option of a run."""
+
+    seed: int = option(0, "Every random number of the run derives from it.", ge=0)
+    run_dir: str = option("runs/default", "Folder for checkpoints, metrics, episodes and the resolved config.")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    openai: OpenAIConfig = Field(default_factory=OpenAIConfig)
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    mesh: MeshConfig = Field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+
+    @property
+    def row_widths(self) -> tuple[int, ...]:
+        """Widths a packed row may have (tokens), ascending; the last one holds the longest trajectory."""
+        return self.learner.row_widths or (self.model.context_length,)
+
+    @property
+    def max_concurrent_episodes(self) -> int:
+        """Episodes that run at once."""
+        return self.env.max_concurrent_episodes or self.env.group_size * self.env.groups_per_step
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        problems = [message for broken, message in _conflicts(self) if broken]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _conflicts(config: Config) -> list[tuple[bool, str]]:
+    """Pairs of (broken?, what is wrong and what to do) for rules between options."""
+    model, env, grpo, learner, mesh = config.model, config.env, config.grpo, config.learner, config.mesh
+    shards = max(mesh.data, 1) * mesh.fsdp
+    widths = config.row_widths
+    return [
+        (
+            model.path is not None and model.builder is not None,
+            "model.path and model.builder are both set: choose one, set the other to null",
+        ),
+        (
+            model.context_length <= env.max_token_length,
+            f"model.context_length ({model.context_length}) must exceed env.max_token_length ({env.max_token_length}): "
+            "a reply has to fit in the context together with its prompt; lower env.max_token_length",
+        ),
+        (
+            env.group_size < 2,
+            f"env.group_size is {env.group_size}, but grpo.advantage: {grpo.advantage} compares episodes of one task; "
+            "set env.group_size to 2 or more",
+        ),
+        (
+            grpo.mini_batches > env.groups_per_step,
+            f"grpo.mini_batches ({grpo.mini_batches}) exceeds env.groups_per_step ({env.groups_per_step}): "
+            "a group is never split; lower grpo.mini_batches",
+        ),
+        (
+            grpo.dual_clip is not None and grpo.dual_clip < 1 + grpo.clip_high,
+            f"grpo.dual_clip ({grpo.dual_clip}) must be at least 1 + grpo.clip_high ({1 + grpo.clip_high})",
+        ),
+        (
+            list(widths) != sorted(set(widths)) or widths[0] < 1,
+            f"learner.row_widths must be ascending and positive, got {list(widths)}",
+        ),
+        (
+            max(widths) < model.context_length,
+            f"the widest of learner.row_widths ({max(widths)}) is below model.context_length ({model.context_length}): "
+            "the longest trajectory would fit in no row; add a width",
+        ),
+        (
+            learner.rows % learner.micro_rows != 0,
+            f"learner.rows ({learner.rows}) must be a multiple of learner.micro_rows ({learner.micro_rows})",
+        ),
+        (
+            learner.micro_rows % shards != 0,
+            f"learner.micro_rows ({learner.micro_rows}) must be a multiple of mesh.data * mesh.fsdp ({shards})",
+        ),
+        (mesh.data == 0, "mesh.data is 0: use -1 for all devices that are left, or a positive number"),
+    ]
