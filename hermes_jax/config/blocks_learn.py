@@ -101,8 +101,14 @@ class LearnerConfig(Block):
     row_widths: Counts | None = option(
         None, "Widths a packed row may have, ascending; null = model.context_length only.", "tokens"
     )
-    micro_rows: int = option(
-        8, "Rows per micro-batch: one forward and backward pass; a multiple of the devices that share it.", "rows", ge=1
+    micro_tokens: int = option(
+        8192, "Tokens of one forward and backward pass, padding included; what memory allows.", "tokens", ge=1
     )
-    rows: int = option(8, "A batch's rows are filled up to a multiple of this; a multiple of micro_rows.", "rows", ge=1)
+    max_tokens: int | None = option(
+        None,
+        "Tokens of the largest batch of one update, padding included; null = room for all episodes of a mini-batch at "
+        "full context.",
+        "tokens",
+        ge=1,
+    )
     remat: bool = option(False, "Recompute each layer in the backward pass: less memory, about a third more work.")

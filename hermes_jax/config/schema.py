@@ -38,6 +38,12 @@ class Config(Block):
         return self.learner.row_widths or (self.model.context_length,)
 
     @property
+    def max_batch_tokens(self) -> int:
+        """Tokens of the largest batch of one update, padding included."""
+        groups = -(-self.env.groups_per_step // self.grpo.mini_batches)
+        return self.learner.max_tokens or groups * self.env.group_size * self.model.context_length
+
+    @property
     def max_concurrent_episodes(self) -> int:
         """Episodes that run at once."""
         return self.env.max_concurrent_episodes or self.env.group_size * self.env.groups_per_step
@@ -89,12 +95,13 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
             "the longest trajectory would fit in no row; add a width",
         ),
         (
-            learner.rows % learner.micro_rows != 0,
-            f"learner.rows ({learner.rows}) must be a multiple of learner.micro_rows ({learner.micro_rows})",
+            learner.micro_tokens < max(widths) * shards,
+            f"learner.micro_tokens ({learner.micro_tokens}) must hold one row of the widest learner.row_widths on each "
+            f"device that shares a batch: at least {max(widths)} * {shards}",
         ),
         (
-            learner.micro_rows % shards != 0,
-            f"learner.micro_rows ({learner.micro_rows}) must be a multiple of mesh.data * mesh.fsdp ({shards})",
+            learner.max_tokens is not None and learner.max_tokens < model.context_length,
+            f"learner.max_tokens ({learner.max_tokens}) is below model.context_length ({model.context_length})",
         ),
         (mesh.data == 0, "mesh.data is 0: use -1 for all devices that are left, or a positive number"),
     ]
