@@ -35,7 +35,8 @@ class Config(Block):
     @property
     def row_widths(self) -> tuple[int, ...]:
         """Widths a packed row may have (tokens), ascending; the last one holds the longest trajectory."""
-        return self.learner.row_widths or (self.model.context_length,)
+        widths = self.learner.row_widths
+        return (self.model.context_length,) if widths is None else widths
 
     @property
     def max_batch_tokens(self) -> int:
@@ -61,6 +62,7 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
     model, env, grpo, learner, mesh = config.model, config.env, config.grpo, config.learner, config.mesh
     shards = max(mesh.data, 1) * mesh.fsdp
     widths = config.row_widths
+    widest = max(widths, default=0)
     return [
         (
             model.path is not None and model.builder is not None,
@@ -86,18 +88,18 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
             f"grpo.dual_clip ({grpo.dual_clip}) must be at least 1 + grpo.clip_high ({1 + grpo.clip_high})",
         ),
         (
-            list(widths) != sorted(set(widths)) or widths[0] < 1,
+            not widths or list(widths) != sorted(set(widths)) or widths[0] < 1,
             f"learner.row_widths must be ascending and positive, got {list(widths)}",
         ),
         (
-            max(widths) < model.context_length,
-            f"the widest of learner.row_widths ({max(widths)}) is below model.context_length ({model.context_length}): "
+            widest < model.context_length,
+            f"the widest of learner.row_widths ({widest}) is below model.context_length ({model.context_length}): "
             "the longest trajectory would fit in no row; add a width",
         ),
         (
-            learner.micro_tokens < max(widths) * shards,
+            learner.micro_tokens < widest * shards,
             f"learner.micro_tokens ({learner.micro_tokens}) must hold one row of the widest learner.row_widths on each "
-            f"device that shares a batch: at least {max(widths)} * {shards}",
+            f"device that shares a batch: at least {widest} * {shards}",
         ),
         (
             learner.max_tokens is not None and learner.max_tokens < model.context_length,
