@@ -1,1 +1,84 @@
 """Pure functions over arrays: advantages (host), policy losses, KL, importance correction, aggregation."""
+
+from hermes_jax.objectives.advantages import ADVANTAGE_METHODS, AdvantageResult, group_advantages
+from hermes_jax.objectives.aggregation import AGGREGATIONS, Denominators, aggregate, count_denominators
+from hermes_jax.objectives.correction import (
+    CORRECTION_MODES,
+    Correction,
+    RolloutWeights,
+    mismatch_metrics,
+    rollout_weights,
+    weight_metrics,
+)
+from hermes_jax.objectives.gae import gae, place_outcome_reward, whiten
+from hermes_jax.objectives.kl import (
+    KL_KINDS,
+    kl_estimate,
+    kl_in_sequence_rewards,
+    kl_in_token_rewards,
+    kl_penalty,
+)
+from hermes_jax.objectives.metrics import Mean, Metrics, finish_metrics, merge_metrics
+from hermes_jax.objectives.objective import PolicyBatch, TokenLosses, policy_objective, token_losses
+from hermes_jax.objectives.overlong import drop_truncated, soft_overlong_penalty
+from hermes_jax.objectives.policy import (
+    OBJECTIVES,
+    Surrogate,
+    cispo_loss,
+    clip_loss,
+    gspo_loss,
+    gspo_token_loss,
+    reinforce_loss,
+    sapo_loss,
+)
+from hermes_jax.objectives.segments import clean, safe_divide, segment_means, segment_totals
+from hermes_jax.objectives.spec import ObjectiveSpec
+from hermes_jax.objectives.value import value_loss
+
+__all__ = [
+    "ADVANTAGE_METHODS",
+    "AGGREGATIONS",
+    "CORRECTION_MODES",
+    "KL_KINDS",
+    "OBJECTIVES",
+    "AdvantageResult",
+    "Correction",
+    "Denominators",
+    "Mean",
+    "Metrics",
+    "ObjectiveSpec",
+    "PolicyBatch",
+    "RolloutWeights",
+    "Surrogate",
+    "TokenLosses",
+    "aggregate",
+    "cispo_loss",
+    "clean",
+    "clip_loss",
+    "count_denominators",
+    "drop_truncated",
+    "finish_metrics",
+    "gae",
+    "group_advantages",
+    "gspo_loss",
+    "gspo_token_loss",
+    "kl_estimate",
+    "kl_in_sequence_rewards",
+    "kl_in_token_rewards",
+    "kl_penalty",
+    "merge_metrics",
+    "mismatch_metrics",
+    "place_outcome_reward",
+    "policy_objective",
+    "reinforce_loss",
+    "rollout_weights",
+    "safe_divide",
+    "sapo_loss",
+    "segment_means",
+    "segment_totals",
+    "soft_overlong_penalty",
+    "token_losses",
+    "value_loss",
+    "weight_metrics",
+    "whiten",
+]
