@@ -44,74 +44,83 @@ def token_stats(
         chunk: tokens per chunk; None = all in one.
     """
     n_tokens = hidden.shape[0]
-    chunk = n_tokens if chunk is None else min(chunk, n_tokens)
-    padding = -n_tokens % chunk
+    n_chunks = 1 if chunk is None else -(-n_tokens // chunk)
+    size = -(-n_tokens // n_chunks)  # evened out, so that little is padded
 
     def pad(x: Array, value: float) -> Array:
-        return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
+        return jnp.pad(x, [(0, size * n_chunks - n_tokens)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
 
     logprobs, entropy = _stats(
-        chunk, pad(hidden, 0), head_weight, pad(targets, 0), pad(temperature.astype(jnp.float32), 1), banned
+        n_chunks, pad(hidden, 0), head_weight, pad(targets, 0), pad(temperature.astype(jnp.float32), 1), banned
     )
     return logprobs[:n_tokens], entropy[:n_tokens]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _stats(
-    chunk: int, hidden: Array, head_weight: Array, targets: Array, temperature: Array, banned: Array | None
+    n_chunks: int, hidden: Array, head_weight: Array, targets: Array, temperature: Array, banned: Array | None
 ) -> tuple[Array, Array]:
-    return _forward(chunk, hidden, head_weight, targets, temperature, banned)[0]
+    return _forward(n_chunks, hidden, head_weight, targets, temperature, banned)[0]
 
 
-def _forward(chunk, hidden, head_weight, targets, temperature, banned):
+def _forward(n_chunks, hidden, head_weight, targets, temperature, banned):
     def body(_, xs):
         h, target, temp = xs
-        z, p, lse = _distribution(h, head_weight, temp, banned)
-        picked = jnp.take_along_axis(z, target[:, None], axis=-1)[:, 0]
-        # p * z is 0 * -inf where banned
-        entropy = lse - jnp.sum(jnp.where(p > 0, p * z, 0.0), axis=-1)
-        return None, (picked - lse, entropy)
+        logp, p = _distribution(h, head_weight, temp, banned)
+        picked = jnp.sum(jnp.where(_is_target(target, logp), logp, 0.0), axis=-1)
+        return None, (picked, _entropy(logp, p))
 
-    _, (logprobs, entropy) = jax.lax.scan(body, None, _chunks(chunk, hidden, targets, temperature))
-    out = logprobs.reshape(-1), entropy.reshape(-1)
-    return out, (hidden, head_weight, targets, temperature, banned)
+    _, stats = jax.lax.scan(body, None, _chunks(n_chunks, hidden, targets, temperature))
+    return tuple(_joined(x) for x in stats), (hidden, head_weight, targets, temperature, banned)
 
 
-def _backward(chunk, saved, cotangents):
+def _backward(n_chunks, saved, cotangents):
     """d logprob / dz = onehot - p and d entropy / dz = -p (log p + entropy), with z = logits / temperature."""
     hidden, head_weight, targets, temperature, banned = saved
     weight = head_weight.astype(hidden.dtype)
 
     def body(d_weight, xs):
         h, target, temp, d_logprob, d_entropy = xs
-        z, p, lse = _distribution(h, head_weight, temp, banned)
-        logp = jnp.where(p > 0, z - lse[:, None], 0.0)
-        entropy = -jnp.sum(p * logp, axis=-1)
-        onehot = jnp.arange(z.shape[-1]) == target[:, None]
-        d_z = d_logprob[:, None] * (onehot - p) - d_entropy[:, None] * p * (logp + entropy[:, None])
-        d_z = d_z / temp[:, None]
-        d_z = d_z if banned is None else jnp.where(banned, 0.0, d_z)
+        logp, p = _distribution(h, head_weight, temp, banned)
+        surprise = jnp.where(p > 0, logp, 0.0) + _entropy(logp, p)[:, None]
+        d_z = d_logprob[:, None] * (_is_target(target, logp) - p) - d_entropy[:, None] * p * surprise
+        d_z = (d_z if banned is None else jnp.where(banned, 0.0, d_z)) / temp[:, None]
         d_z = d_z.astype(h.dtype)
         d_h = jnp.einsum("nv,vh->nh", d_z, weight, preferred_element_type=jnp.float32)
         d_weight = d_weight + jnp.einsum("nv,nh->vh", d_z, h, preferred_element_type=jnp.float32)
         return d_weight, d_h.astype(h.dtype)
 
     start = jnp.zeros(head_weight.shape, jnp.float32)
-    d_weight, d_hidden = jax.lax.scan(body, start, _chunks(chunk, hidden, targets, temperature, *cotangents))
-    return d_hidden.reshape(hidden.shape), d_weight.astype(head_weight.dtype), None, None, None
+    xs = _chunks(n_chunks, hidden, targets, temperature, *cotangents)
+    d_weight, d_hidden = jax.lax.scan(body, start, xs)
+    return _joined(d_hidden), d_weight.astype(head_weight.dtype), None, None, None
 
 
 _stats.defvjp(_forward, _backward)
 
 
-def _chunks(chunk, *arrays):
-    return tuple(x.reshape(-1, chunk, *x.shape[1:]) for x in arrays)
+def _chunks(n_chunks, *arrays):
+    """Chunk i takes every n-th token from i on: where tokens are sharded over devices, each chunk is too."""
+    return tuple(x.reshape(-1, n_chunks, *x.shape[1:]).swapaxes(0, 1) for x in arrays)
+
+
+def _joined(chunks):
+    """Undoes `_chunks`."""
+    return chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])
 
 
 def _distribution(h, head_weight, temperature, banned):
-    """(z, p, logsumexp) of a chunk, fp32; p is exactly 0 where banned."""
+    """(log p, p) of a chunk, fp32, relative to the largest logit; -inf and exactly 0 where banned."""
     z = logits(h, head_weight, banned) / temperature[:, None]
-    top = jnp.max(z, axis=-1, keepdims=True)
-    unnormalised = jnp.exp(z - top)
-    total = jnp.sum(unnormalised, axis=-1, keepdims=True)
-    return z, unnormalised / total, (top + jnp.log(total))[:, 0]
+    z = z - jnp.max(z, axis=-1, keepdims=True)
+    logp = z - jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True))
+    return logp, jnp.exp(logp)
+
+
+def _entropy(logp, p):
+    return -jnp.sum(jnp.where(p > 0, p * logp, 0.0), axis=-1)  # p log p is 0 * -inf where banned
+
+
+def _is_target(target, logp):
+    """One-hot rows by comparison: a gather would collect a vocabulary that is sharded over devices."""
+    return jnp.arange(logp.shape[-1]) == target[:, None]
