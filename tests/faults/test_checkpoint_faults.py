@@ -39,8 +39,8 @@ for step in (10, 20):
 def start(directory: Path, *, keep: int, arrays: int, size: int) -> subprocess.Popen[str]:
     """A trainer that has saved step 10 and is about to save step 20."""
     command = [sys.executable, "-c", TRAINER, str(directory), str(keep), str(arrays), str(size)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    trainer = subprocess.Popen(command, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, **pipes)
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    trainer = subprocess.Popen(command, text=True, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "saved 10\n"
     return trainer

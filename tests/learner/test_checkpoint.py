@@ -61,9 +61,12 @@ def host_copy(state):
 
 
 def assert_bitwise(state, expected):
-    assert jax.tree.structure(state) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
-        assert (np.asarray(a).dtype, np.asarray(a).tobytes()) == (b.dtype, b.tobytes())
+    found, wanted = named_leaves(state), named_leaves(expected)
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        assert (np.asarray(found[name]).dtype, np.asarray(found[name]).tobytes()) == (array.dtype, array.tobytes()), (
+            name
+        )
 
 
 def saved(directory: Path, *steps: int, keep_last: int = 9) -> dict[int, State]:
