@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from envs.terminal_test.tasks import make_task, scripted_command
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # one token each, but ordinary text: replies hold them
 VOCAB_SIZE = 448
 
 # Tools are shown by name alone: this policy learns their arguments from the warm start, and tokens are dear.
@@ -95,12 +96,13 @@ def _train_tokenizer() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(MARKERS),
         special_tokens=list(SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in MARKERS])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise RuntimeError(f"the corpus yields {tokenizer.get_vocab_size()} tokens, the model has {VOCAB_SIZE}")
     return tokenizer
