@@ -1,0 +1,80 @@
+"""From scored groups to training sequences: whose reward counts, what its advantage is, which tokens carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hermes_jax.data.packing import TrainingSequence
+from hermes_jax.data.trajectory import Episode, Group, Outcome
+from hermes_jax.objectives import group_advantages
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """What a step trains on, and what became of its groups.
+
+    Args:
+        sequences: one per trajectory that carries loss.
+        groups_constant: groups without signal because all valid rewards are equal.
+        groups_too_few: groups with fewer than two valid rewards.
+        advantages: one per episode, in the order of the groups.
+    """
+
+    sequences: list[TrainingSequence]
+    groups_constant: int
+    groups_too_few: int
+    advantages: np.ndarray
+
+
+def make_signal(
+    groups: Sequence[Group], *, method: str, outcome_policy: Mapping[Outcome, str], penalised_reward: float
+) -> Signal:
+    """Advantages per episode within its group, and the loss mask of each trajectory.
+
+    `loss_mask = mask ∧ valid reward ∧ outcome policy`. Outcomes: `keep` trains; `mask` counts in its group's statistics
+    and carries no loss; `penalise` replaces the reward by `penalised_reward`; `drop` is in neither.
+
+    Args:
+        groups: scored episodes.
+        method: one of `objectives.ADVANTAGE_METHODS`.
+        outcome_policy: what each outcome does to training.
+        penalised_reward: reward of penalised episodes.
+    """
+    episodes = [(number, episode) for number, group in enumerate(groups) for episode in group.episodes]
+    rewards = [_counted_reward(episode, outcome_policy, penalised_reward) for _, episode in episodes]
+    result = group_advantages(rewards, [number for number, _ in episodes], method=method)
+    sequences = [
+        sequence
+        for (number, episode), advantage, valid in zip(episodes, result.advantages, result.valid, strict=True)
+        if valid and outcome_policy[episode.outcome] != "mask"
+        for sequence in _sequences(episode, number, float(advantage))
+    ]
+    return Signal(sequences, int(result.constant.sum()), int(result.too_few.sum()), result.advantages)
+
+
+def imitation_signal(episodes: Sequence[Episode]) -> list[TrainingSequence]:
+    """Advantage 1 on every sampled token of scripted episodes: with `reinforce` the loss is their cross-entropy."""
+    return [sequence for number, episode in enumerate(episodes) for sequence in _sequences(episode, number, 1.0)]
+
+
+def _counted_reward(episode: Episode, policy: Mapping[Outcome, str], penalised: float) -> float | None:
+    match policy[episode.outcome]:
+        case "drop":
+            return None
+        case "penalise":
+            return penalised
+        case _:
+            return episode.reward
+
+
+def _sequences(episode: Episode, group: int, advantage: float) -> list[TrainingSequence]:
+    return [
+        TrainingSequence(
+            trajectory, advantage, group=group, name=f"{episode.task_id}/member {episode.member}/trajectory {number}"
+        )
+        for number, trajectory in enumerate(episode.trajectories)
+        if trajectory.n_sampled
+    ]
