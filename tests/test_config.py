@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -306,7 +307,7 @@ def test_missing_file_and_wrong_encoding(tmp_path):
         (["openai.api_key=k"], "openai.server_type is jax"),
         (["optimizer.end_fraction=0.5"], "optimizer.schedule is constant"),
         (["warm_start.learning_rate=1"], "warm_start.steps is 0"),
-        (["warm_start.steps=5", "warm_start.schedule=constant", "warm_start.end_fraction=0"], "schedule is constant"),
+        (["warm_start.steps=50", "warm_start.schedule=constant", "warm_start.end_fraction=0"], "schedule is constant"),
         (["checkpoint.keep_best=0", "checkpoint.best_metric=x"], "checkpoint.keep_best is 0"),
         (["logging.wandb_name=x"], "logging.wandb is false"),
     ],
@@ -318,7 +319,7 @@ def test_an_option_without_effect_is_an_error(overrides, why):
 
 
 def test_options_with_effect_are_none():
-    cfg.load(overrides=["grpo.beta=0.1", "grpo.kl_kind=k2", "warm_start.steps=5", "warm_start.learning_rate=1"])
+    cfg.load(overrides=["grpo.beta=0.1", "grpo.kl_kind=k2", "warm_start.steps=50", "warm_start.learning_rate=1"])
     cfg.load(overrides=["grpo.outcome_policy.timeout=penalise", "grpo.penalised_reward=-1"])
     cfg.load(overrides=["grpo.dual_clip=null", "openai.base_url=null"])
 
@@ -338,6 +339,8 @@ def test_options_with_effect_are_none():
         (["mesh.data=2", "mesh.fsdp=2"], ["4096 * 4"]),
         (["learner.max_tokens=10"], ["learner.max_tokens (10)"]),
         (["mesh.data=0"], ["mesh.data is 0"]),
+        (["warm_start.steps=30"], ["warm_start.warmup_steps (30)", "lower it"]),
+        (["env.total_steps=2", "optimizer.schedule=linear", "optimizer.warmup_steps=8"], ["the run's 8 updates"]),
     ],
 )
 def test_rules_between_options(overrides, parts):
@@ -350,3 +353,13 @@ def test_a_config_can_not_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         config.env.group_size = 3
     assert all(isinstance(getattr(config, name), Block | int | str) for name in cfg.Config.model_fields)
+
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("envs/*/default.yaml")])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_shipped_files_load(file, tmp_path):
+    config = cfg.load(file)
+    assert cfg.load(write(tmp_path / "a.yaml", cfg.dump(config))) == config

@@ -9,7 +9,7 @@ from pydantic import Field
 from hermes_jax.config.fields import Block, Counts, option
 
 OutcomeRule = Literal["keep", "mask", "penalise", "drop"]
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "linear"]
 
 
 class OutcomePolicy(Block):
@@ -52,12 +52,14 @@ class GRPOConfig(Block):
         True, "Log-probs from hidden states in chunks, so that no [tokens, vocabulary] array exists; false = one chunk."
     )
     head_chunk: int = option(1024, "Tokens per chunk of the head.", "tokens", ge=1)
-    beta: float = option(0.0, "Weight of the KL term to the model at the start; 0 = no reference model.", ge=0)
+    beta: float = option(0.0, "Weight of the KL term to the policy at the start; 0 = no such term.", ge=0)
     kl_kind: Literal["k1", "k2", "k3"] = option(
         "k3", "Estimator of the KL term. Gradients: k2 = reverse KL, k3 = forward KL, k1 = none on average."
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = option(
-        "token_mean", "How per-token losses become one number; constant divides by sequences * model.context_length."
+        "token_mean",
+        "How per-token losses become one number; constant divides by sequences times the most new "
+        "tokens that an episode may have.",
     )
     advantage: Literal["group_mean_std", "group_mean", "leave_one_out"] = option(
         "group_mean_std", "How the rewards of a group become advantages."
@@ -73,14 +75,14 @@ class OptimizerConfig(Block):
     """AdamW with warm-up; schedules count optimizer updates, not steps."""
 
     learning_rate: float = option(1e-6, "Peak learning rate.", "per update", ge=0)
-    schedule: Schedule = option("constant", "After the warm-up: constant, or cosine to end_fraction at the end.")
+    schedule: Schedule = option("constant", "After the warm-up: constant, or falling to end_fraction at the end.")
     warmup_steps: int = option(0, "Updates over which the learning rate rises from 0.", "updates", ge=0)
-    end_fraction: float = option(0.1, "Last learning rate of the cosine as a share of the peak.", ge=0, le=1)
-    weight_decay: float = option(0.0, "Decoupled weight decay; norms and biases are left out.", ge=0)
+    end_fraction: float = option(0.1, "Last learning rate of a falling schedule as a share of the peak.", ge=0, le=1)
+    weight_decay: float = option(0.0, "Decoupled weight decay; norms, biases and embeddings are left out.", ge=0)
     b1: float = option(0.9, "Decay of the first moment.", ge=0, lt=1)
     b2: float = option(0.95, "Decay of the second moment.", ge=0, lt=1)
     eps: float = option(1e-8, "Added to the root of the second moment.", gt=0)
-    max_grad_norm: float = option(1.0, "Gradients are scaled down to this global norm.", gt=0)
+    max_grad_norm: float | None = option(1.0, "Gradients are scaled down to this global norm; null = never.", gt=0)
 
 
 class WarmStartConfig(Block):
@@ -89,10 +91,10 @@ class WarmStartConfig(Block):
     steps: int = option(0, "Updates of the warm start; 0 = none.", "updates", ge=0)
     episodes_per_step: int = option(16, "Scripted episodes per update.", "episodes", ge=1)
     learning_rate: float = option(1e-4, "Peak learning rate.", "per update", ge=0)
-    schedule: Schedule = option("cosine", "After the warm-up: constant, or cosine to end_fraction at the end.")
+    schedule: Schedule = option("cosine", "After the warm-up: constant, or falling to end_fraction at the end.")
     warmup_steps: int = option(30, "Updates over which the learning rate rises from 0.", "updates", ge=0)
-    end_fraction: float = option(0.1, "Last learning rate of the cosine as a share of the peak.", ge=0, le=1)
-    max_grad_norm: float = option(1.0, "Gradients are scaled down to this global norm.", gt=0)
+    end_fraction: float = option(0.1, "Last learning rate of a falling schedule as a share of the peak.", ge=0, le=1)
+    max_grad_norm: float | None = option(1.0, "Gradients are scaled down to this global norm; null = never.", gt=0)
 
 
 class LearnerConfig(Block):

@@ -93,14 +93,14 @@ USES: tuple[Use, ...] = (
     ),
     Use(
         ("optimizer.end_fraction",),
-        lambda c: c.optimizer.schedule == "cosine",
+        lambda c: c.optimizer.schedule != "constant",
         ("optimizer.schedule",),
         "optimizer.schedule is constant",
     ),
     Use(("warm_start.*",), lambda c: c.warm_start.steps > 0, ("warm_start.steps",), "warm_start.steps is 0"),
     Use(
         ("warm_start.end_fraction",),
-        lambda c: c.warm_start.schedule == "cosine",
+        lambda c: c.warm_start.schedule != "constant",
         ("warm_start.schedule",),
         "warm_start.schedule is constant",
     ),

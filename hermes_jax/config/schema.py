@@ -45,6 +45,17 @@ class Config(Block):
         return self.learner.max_tokens or groups * self.env.group_size * self.model.context_length
 
     @property
+    def max_new_tokens(self) -> int:
+        """Most tokens that the policy may sample in one episode."""
+        turns = self.env.max_agent_turns * self.env.max_token_length
+        return min(self.model.context_length, turns, self.env.max_episode_tokens or turns)
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer updates of the whole run without the warm start; what schedules count."""
+        return self.env.total_steps * self.grpo.iterations_per_batch * self.grpo.mini_batches
+
+    @property
     def max_concurrent_episodes(self) -> int:
         """Episodes that run at once."""
         return self.env.max_concurrent_episodes or self.env.group_size * self.env.groups_per_step
@@ -60,6 +71,7 @@ class Config(Block):
 def _conflicts(config: Config) -> list[tuple[bool, str]]:
     """Pairs of (broken?, what is wrong and what to do) for rules between options."""
     model, env, grpo, learner, mesh = config.model, config.env, config.grpo, config.learner, config.mesh
+    optimizer, warm = config.optimizer, config.warm_start
     shards = max(mesh.data, 1) * mesh.fsdp
     widths = config.row_widths
     widest = max(widths, default=0)
@@ -104,6 +116,16 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
         (
             learner.max_tokens is not None and learner.max_tokens < model.context_length,
             f"learner.max_tokens ({learner.max_tokens}) is below model.context_length ({model.context_length})",
+        ),
+        (
+            optimizer.schedule != "constant" and 0 < config.total_updates <= optimizer.warmup_steps,
+            f"optimizer.warmup_steps ({optimizer.warmup_steps}) leaves nothing of the run's {config.total_updates} "
+            f"updates for optimizer.schedule: {optimizer.schedule}; lower it",
+        ),
+        (
+            warm.schedule != "constant" and 0 < warm.steps <= warm.warmup_steps,
+            f"warm_start.warmup_steps ({warm.warmup_steps}) leaves nothing of warm_start.steps ({warm.steps}) for "
+            f"warm_start.schedule: {warm.schedule}; lower it",
         ),
         (mesh.data == 0, "mesh.data is 0: use -1 for all devices that are left, or a positive number"),
     ]
