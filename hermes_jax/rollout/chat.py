@@ -1,0 +1,156 @@
+"""Conversations as token ids.
+
+Sampled ids are never decoded and encoded again: a new prompt is the ids so far plus the ids that the chat template adds
+for the new messages. What a message says is encoded as plain text; only the template writes special ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_jax.rollout.codec import TextCodec, as_codec
+from hermes_jax.rollout.template import ChatTemplate, Rendered, TemplateError, select_template
+
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+PROBE = "hermesprobe"
+"""A word that no template writes; renderings with it in place of a message show what stands around messages."""
+
+
+class ChatRenderer:
+    """Renders conversations with a model's own chat template.
+
+    Args:
+        tokenizer: a `transformers` fast tokenizer, or any `TextCodec`.
+        chat_template: Jinja text, or several by name; None = the tokenizer's own.
+        template_arguments: further variables of the template, such as `enable_thinking`.
+        tools: tool schemas in OpenAI form, the same in every prompt.
+
+    Raises:
+        TemplateError: there is no template, or it is no valid Jinja.
+        TypeError: the tokenizer has no `tokenizers` backend.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | Mapping[str, str] | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+        tools: Tools = (),
+    ) -> None:
+        self.codec: TextCodec = as_codec(tokenizer)
+        self.tools = list(tools) or None
+        chosen = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
+        self.template = ChatTemplate(
+            select_template(chosen, bool(tools)),
+            {text: token.special for text, token in self.codec.added.items()},
+            {**self.codec.special_tokens, **(template_arguments or {})},
+        )
+        self._by_id = {token.id: text for text, token in self.codec.added.items()}
+        self._added = re.compile("|".join(map(re.escape, sorted(self.codec.added, key=len, reverse=True))) or "(?!)")
+        self.prefill, self.opens_thinking = self._generation_prompt()
+        self.end_markers = self._end_markers()
+        eos = self.codec.added.get(self.codec.special_tokens.get("eos_token", ""))
+        self.stop_ids = tuple(sorted({*self.end_markers, *([eos.id] if eos else [])}))
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
+        """The text of a conversation, by default ready for the model's next turn; raises TemplateError."""
+        return self.template.render(messages, self.tools, add_generation_prompt=add_generation_prompt)
+
+    def encode(self, rendered: Rendered, *, after: int | None = None) -> list[int]:
+        """Ids of a rendering, of its part after id `after` if given.
+
+        Protected text is encoded as if the tokenizer had no added tokens, together with the text around it up to the
+        nearest token that the template wrote. Everything else is encoded in one go, as the tokenizer always does.
+        """
+        ids: list[int] = []
+        last = after
+        for plain, text in self._pieces(rendered):
+            ids += self.codec.encode_plain(text, first=last is None) if plain else self.codec.encode(text, after=last)
+            last = ids[-1] if ids else after
+        return ids
+
+    def encode_reply(self, text: str, *, after: int | None = None) -> list[int]:
+        """Ids of a scripted reply: like a message of the assistant, so what looks special is spelled out."""
+        return self.encode(self.template.protect_reply(text), after=after)
+
+    @property
+    def end_id(self) -> int:
+        """The id that ends a reply: the template's own marker, else the tokenizer's end token.
+
+        Raises:
+            TemplateError: there is neither.
+        """
+        if not self.stop_ids:
+            raise TemplateError("replies have no end: the template writes no special token after them, no eos_token")
+        return self.end_markers[0] if self.end_markers else self.stop_ids[0]
+
+    def without_stop(self, ids: Sequence[int]) -> list[int]:
+        """The ids without a stop id at their end."""
+        return list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+
+    def is_added(self, token: int) -> bool:
+        """Whether an id stands for an added token."""
+        return token in self._by_id
+
+    def _pieces(self, rendered: Rendered) -> list[tuple[bool, str]]:
+        """The text in pieces (plain?, text): ordinary ones, and runs between added tokens that hold protected text."""
+        text, protected = rendered.text, rendered.protected
+        if not protected:
+            return [(False, text)]
+        pieces: list[tuple[bool, str]] = []
+        start = 0
+        for token_start, token_end in [*self._written(rendered), (len(text), len(text))]:
+            plain = any(a < token_start and b > start for a, b in protected)
+            for is_plain, piece in ((plain, text[start:token_start]), (False, text[token_start:token_end])):
+                if piece and pieces and pieces[-1][0] == is_plain:
+                    pieces[-1] = (is_plain, pieces[-1][1] + piece)
+                elif piece:
+                    pieces.append((is_plain, piece))
+            start = token_end
+        return pieces
+
+    def _written(self, rendered: Rendered) -> list[tuple[int, int]]:
+        """Where the template itself wrote added tokens: leftmost first, the longest at each place."""
+        found, at = [], 0
+        protected = iter(rendered.protected)
+        span = next(protected, None)
+        while match := self._added.search(rendered.text, at):
+            start, end = match.span()
+            while span and span[1] <= start:
+                span = next(protected, None)
+            if span and span[0] < end:
+                at = start + 1
+            else:
+                found.append((start, end))
+                at = end
+        return found
+
+    def _generation_prompt(self) -> tuple[str, bool]:
+        """(what the generation prompt writes beyond the start of every reply, such as `<think>`; is thinking open?)"""
+        user, word = {"role": "user", "content": "x"}, PROBE
+        try:
+            prompt = self.render([user]).text
+            reply = self.render([user, {"role": "assistant", "content": word}], add_generation_prompt=False).text
+        except TemplateError:
+            return "", False
+        header, found, _ = reply.partition(word)
+        prefill = prompt[len(header) :] if found and prompt.startswith(header) else ""
+        return prefill, prompt.rstrip().endswith("<think>")
+
+    def _end_markers(self) -> list[int]:
+        """Ids of the added tokens that end a reply, before a further message and in last place; without repetition."""
+        user, reply = {"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}
+        ends: list[int] = []
+        for messages in ([user, reply, user], [user, reply]):
+            try:
+                _, found, rest = self.render(messages, add_generation_prompt=False).text.rpartition(PROBE)
+            except TemplateError:
+                continue
+            if found and (match := self._added.match(rest.lstrip())):
+                ends.append(self.codec.added[match[0]].id)
+        return list(dict.fromkeys(ends))

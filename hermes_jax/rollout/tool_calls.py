@@ -1,0 +1,104 @@
+"""Running the calls of a model turn: every call gets an answer that the model can read, whatever happens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hermes_jax.clock import Clock
+from hermes_jax.rollout.deadline import DeadlinePassed, before
+from hermes_jax.rollout.parsers.base import MalformedCall, ToolCall
+from hermes_jax.tools.sandbox import SandboxError
+from hermes_jax.tools.worker import WorkerServerDied
+
+INFRASTRUCTURE = (SandboxError, WorkerServerDied)
+"""Failures of the sandbox itself: no fault of the call, and no lesson for the model."""
+
+
+class CallableTool(Protocol):
+    """What a tool offers to the agent loop; its result has `content`, `error` and `timed_out`, or is a string."""
+
+    async def call(self, arguments: dict[str, Any], ctx: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call came to.
+
+    Args:
+        content: text for the model.
+        failed: "" (it ran), "malformed", "unknown" (no such tool), "error" or "timeout".
+    """
+
+    content: str
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class ToolRunner:
+    """Runs calls one after the other; they share the episode's sandbox, so their order is part of what they mean.
+
+    Args:
+        tools: by name.
+        ctx: the episode's ToolContext.
+        clock: measures the deadlines.
+        timeout_s: deadline of one call.
+        output_limit_chars: so much of a result is shown to the model.
+        syntax: how a call is written, told to a model that got it wrong.
+    """
+
+    tools: Mapping[str, CallableTool]
+    ctx: Any
+    clock: Clock
+    timeout_s: float = math.inf
+    output_limit_chars: int | None = None
+    syntax: str = ""
+
+    async def answer(self, entry: ToolCall | MalformedCall, deadline: float = math.inf) -> Answer:
+        """Runs one call, or says why it can't be run.
+
+        Raises:
+            DeadlinePassed: `deadline`, the episode's own, passed meanwhile; the tool was cancelled.
+            SandboxError, WorkerServerDied: the sandbox failed.
+        """
+        if isinstance(entry, MalformedCall):
+            text = f"Error: this tool call can't be read: {entry.reason}. It begins: {entry.text}"
+            return Answer(f"{readable(text)}\nWrite calls as {self.syntax}", "malformed")
+        tool = self.tools.get(entry.name)
+        if tool is None:
+            available = ", ".join(sorted(self.tools)) or "none"
+            name = shortened(readable(entry.name), 100)
+            return Answer(f"Error: there is no tool named {name!r}. Available tools: {available}", "unknown")
+        answer = await self._run(tool, entry, deadline)
+        return Answer(shortened(readable(answer.content), self.output_limit_chars), answer.failed)
+
+    async def _run(self, tool: CallableTool, call: ToolCall, deadline: float) -> Answer:
+        ends = min(deadline, self.clock.now() + self.timeout_s)
+        try:
+            result = await before(ends, self.clock, tool.call(dict(call.arguments), self.ctx))
+        except DeadlinePassed:
+            if ends == deadline:
+                raise
+            return Answer(f"Error: {call.name} was stopped: it did not finish within {self.timeout_s:g} s", "timeout")
+        except INFRASTRUCTURE:
+            raise
+        except Exception as error:
+            return Answer(f"Error: {call.name} failed: {type(error).__name__}: {error}", "error")
+        if isinstance(result, str):
+            return Answer(result)
+        return Answer(result.content, "timeout" if result.timed_out else "error" if result.error else "")
+
+
+def readable(text: str) -> str:
+    """The text as UTF-8 can carry it: halves of surrogate pairs become U+FFFD, all else stays as it is."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def shortened(text: str, limit: int | None) -> str:
+    """The text, or its head and tail around a marker that says how many of its characters were left out."""
+    if limit is None or len(text) <= limit:
+        return text
+    head, tail = limit - limit // 2, limit // 2
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :]}"
