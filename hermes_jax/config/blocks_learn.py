@@ -58,8 +58,7 @@ class GRPOConfig(Block):
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = option(
         "token_mean",
-        "How per-token losses become one number; constant divides by sequences times the most new "
-        "tokens that an episode may have.",
+        "How per-token losses become one number; constant divides by sequences * model.context_length.",
     )
     advantage: Literal["group_mean_std", "group_mean", "leave_one_out"] = option(
         "group_mean_std", "How the rewards of a group become advantages."

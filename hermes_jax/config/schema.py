@@ -39,18 +39,6 @@ class Config(Block):
         return (self.model.context_length,) if widths is None else widths
 
     @property
-    def max_batch_tokens(self) -> int:
-        """Tokens of the largest batch of one update, padding included."""
-        groups = -(-self.env.groups_per_step // self.grpo.mini_batches)
-        return self.learner.max_tokens or groups * self.env.group_size * self.model.context_length
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Most tokens that the policy may sample in one episode."""
-        turns = self.env.max_agent_turns * self.env.max_token_length
-        return min(self.model.context_length, turns, self.env.max_episode_tokens or turns)
-
-    @property
     def total_updates(self) -> int:
         """Optimizer updates of the whole run without the warm start; what schedules count."""
         return self.env.total_steps * self.grpo.iterations_per_batch * self.grpo.mini_batches

@@ -50,7 +50,8 @@ class Checkpoints:
     """The checkpoints of one run: `directory/<step>/` each.
 
     A step gets its name only when all its bytes and their checksums are on the disk; older ones are removed after that.
-    There is one writer per directory; readers (`read_only=True`) may look at any time.
+    There is one writer per directory; readers (`read_only=True`) may look at any time. `save` and `restore` call jax:
+    they belong on the thread that owns the state. `wait` may block for as long as the disk takes.
 
     Args:
         directory: made if it is missing.

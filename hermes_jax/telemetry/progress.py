@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import IO
@@ -39,9 +40,10 @@ class Progress:
         now: Callable[[], float] = time.monotonic,
         every_s: float = 0.0,
     ) -> None:
-        self._console = Console(file=file, highlight=False)
+        terminal = (file or sys.stdout).isatty()
+        self._console = Console(file=file, highlight=False, emoji=False, force_terminal=terminal)
         if mode == "auto":
-            mode = "live" if self._console.is_terminal else "plain"
+            mode = "live" if terminal else "plain"
         self._mode = mode
         self._now = now
         self._every = every_s

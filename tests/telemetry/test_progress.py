@@ -20,7 +20,8 @@ class Time:
         return self.s
 
 
-def test_plain_lines_where_there_is_no_terminal():
+def test_plain_lines_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     out, now = io.StringIO(), Time()
     progress = Progress(file=out, now=now)
     progress.start("train", 10)
