@@ -42,6 +42,10 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def warm_checkpoints(self) -> Path:
+        return self.root / "warm_start"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 

@@ -1,0 +1,187 @@
+"""From the config to the parts of a run: policy, learner, engine, environment, tools."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from hermes_jax.config import Config, ConfigError, WarmStartConfig
+from hermes_jax.config import OptimizerConfig as OptimizerOptions
+from hermes_jax.data.buckets import Buckets, make_buckets
+from hermes_jax.engines.device import DeviceThread
+from hermes_jax.engines.jax_engine import JaxEngine
+from hermes_jax.learner.logprobs import ForwardOptions
+from hermes_jax.learner.mesh import make_mesh, row_shards
+from hermes_jax.learner.optimizer import Optimizer, OptimizerConfig, make_optimizer
+from hermes_jax.learner.update import UpdateStep, make_update_step
+from hermes_jax.models import ModelConfig, banned_ids, load_config, load_tokenizer
+from hermes_jax.objectives import ObjectiveSpec
+from hermes_jax.run_folder import RunFolder
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """The model folder that a run starts from, and what follows from it.
+
+    Args:
+        folder: HF folder.
+        config: shape of the model.
+        tokenizer: of the folder, with its chat template.
+        banned: ids that are never sampled and have probability 0 in the learner.
+    """
+
+    folder: Path
+    config: ModelConfig
+    tokenizer: Any
+    banned: np.ndarray
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of training with its own objective and optimizer: the warm start, then GRPO."""
+
+    spec: ObjectiveSpec
+    optimizer: Optimizer
+    update_step: UpdateStep
+
+
+def open_policy(config: Config, run: RunFolder | None) -> Policy:
+    """The policy of the config: read from `model.path`, or made by `model.builder` inside the run folder.
+
+    Raises:
+        ConfigError: neither is set, or the builder can't be imported.
+        ModelFolderError: the folder is not usable.
+    """
+    if config.model.path is not None:
+        return read_policy(Path(config.model.path))
+    if config.model.builder is None or run is None:
+        raise ConfigError("no model: set model.path to an HF model folder (or model.builder to module:function)")
+    if not run.policy.exists():
+        load_function(config.model.builder, "model.builder")(run.policy, config.seed)
+    return read_policy(run.policy)
+
+
+def read_policy(folder: Path) -> Policy:
+    """The policy in an HF folder."""
+    model_config = load_config(folder)
+    tokenizer = load_tokenizer(folder)
+    return Policy(folder, model_config, tokenizer, banned_ids(model_config, tokenizer))
+
+
+def load_function(reference: str, option: str) -> Any:
+    """The function that `module:name` names.
+
+    Raises:
+        ConfigError: it can't be found; names the option.
+    """
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option}: {reference!r} is no 'module:function' that can be imported: {error}") from error
+
+
+def open_mesh(config: Config) -> Mesh:
+    """The device mesh of the config; `mesh.data: -1` takes all devices that are left."""
+    import jax
+
+    rest = config.mesh.fsdp * config.mesh.tensor
+    data = config.mesh.data if config.mesh.data > 0 else max(len(jax.devices()) // rest, 1)
+    return make_mesh(data, config.mesh.fsdp, config.mesh.tensor)
+
+
+def compute_dtype(config: Config) -> Any:
+    """Dtype of the matrix products of learner and engine."""
+    return jnp.dtype(config.model.dtype)
+
+
+def forward_options(config: Config, policy: Policy) -> ForwardOptions:
+    """How learner and scorers run the model."""
+    return ForwardOptions(
+        compute_dtype=compute_dtype(config),
+        head_chunk=config.grpo.head_chunk if config.grpo.use_liger_loss else None,
+        remat=config.learner.remat,
+        banned=policy.banned if policy.banned.any() else None,
+    )
+
+
+def grpo_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
+    """The objective and optimizer of the `grpo` and `optimizer` blocks."""
+    grpo = config.grpo
+    clips = grpo.objective == "clip"
+    spec = ObjectiveSpec(
+        objective=grpo.objective,
+        clip_low=grpo.clip_low if clips else None,
+        clip_high=grpo.clip_high if clips else None,
+        dual_clip=grpo.dual_clip,
+        log_ratio_clamp=grpo.log_ratio_clamp,
+        aggregation=grpo.aggregation,
+        max_tokens=config.model.context_length if grpo.aggregation == "constant" else None,
+        kl=grpo.kl_kind if grpo.beta else None,
+        beta=grpo.beta,
+    )
+    updates = config.env.total_steps * grpo.iterations_per_batch * grpo.mini_batches
+    optimizer = make_optimizer(_optimizer_config(config.optimizer, updates))
+    options = forward_options(config, policy)
+    known = ("old_logprobs", "rollout_logprobs", "ref_logprobs")
+    return Phase(spec, optimizer, make_update_step(policy.config, spec, optimizer, mesh, options, known=known))
+
+
+def warm_start_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
+    """Imitation by the same learner: `reinforce` with advantage 1 on scripted episodes."""
+    spec = ObjectiveSpec(objective="reinforce", aggregation="token_mean")
+    optimizer = make_optimizer(_optimizer_config(config.warm_start, config.warm_start.steps, config.optimizer))
+    options = forward_options(config, policy)
+    return Phase(spec, optimizer, make_update_step(policy.config, spec, optimizer, mesh, options, known=()))
+
+
+def _optimizer_config(
+    block: OptimizerOptions | WarmStartConfig, updates: int, moments: OptimizerOptions | None = None
+) -> OptimizerConfig:
+    adam = moments or block
+    assert isinstance(adam, OptimizerOptions)
+    return OptimizerConfig(
+        learning_rate=block.learning_rate,
+        schedule=block.schedule,
+        warmup_steps=block.warmup_steps,
+        total_steps=updates,
+        end_fraction=block.end_fraction,
+        b1=adam.b1,
+        b2=adam.b2,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        max_grad_norm=block.max_grad_norm,
+    )
+
+
+def packing_buckets(config: Config, policy: Policy, mesh: Mesh, sequences: int) -> Buckets:
+    """Shapes of packed batches for up to `sequences` trajectories of full length."""
+    return make_buckets(
+        widths=config.row_widths,
+        micro_tokens=config.learner.micro_tokens,
+        max_tokens=config.learner.max_tokens or sequences * max(config.row_widths),
+        row_multiple=row_shards(mesh),
+        attention_width=6.0 * policy.config.hidden_size,
+    )
+
+
+def open_engine(config: Config, policy: Policy, params: Any, device: DeviceThread, version: int) -> JaxEngine:
+    """The embedded engine with a copy of `params`."""
+    return JaxEngine(
+        params,
+        policy.config,
+        slots=config.openai.slots,
+        width=config.model.context_length,
+        device_thread=device,
+        banned=policy.banned,
+        chunk=config.openai.prefill_chunk,
+        decode_steps=config.openai.decode_steps,
+        dtype=compute_dtype(config),
+        version=version,
+    )
