@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import jinja2
@@ -189,7 +190,7 @@ class _Marks:
 
     def __init__(self, values: Any) -> None:
         used = set(json.dumps(values, ensure_ascii=False, default=str))
-        codes = (*range(0xFDD0, 0xFDEF), *range(0xF0000, 0xFFFFE))  # noncharacters, then private use
+        codes = chain(range(0xFDD0, 0xFDEF), range(0xF0000, 0xFFFFE))  # noncharacters, then private use
         self._free = (chr(code) for code in codes if chr(code) not in used)
         self._closing = next(self._free)
         self._openings: dict[str, str] = {}
