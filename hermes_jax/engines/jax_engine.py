@@ -22,7 +22,7 @@ from jaxtyping import Bool
 
 from hermes_jax.clock import Clock, RealClock
 from hermes_jax.engines.base import Completion, EngineError, Sampling
-from hermes_jax.engines.device import DeviceThread
+from hermes_jax.engines.device import DeviceThread, Submitted
 from hermes_jax.engines.requests import check_prompt, check_sampling, truncates
 from hermes_jax.engines.runner import Decoded, DecodeRows, ModelRunner, Shapes
 from hermes_jax.engines.sampling import Controls, seed_words
@@ -123,14 +123,14 @@ class JaxEngine:
         self._metrics = EngineMetrics()
         self._publications: list[_Publication] = []
         self._driver: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = self._damaged = False
 
         def build() -> ModelRunner:
             runner = ModelRunner(model_config, self.shapes, banned, dtype)
             runner.publish(params)
             return runner
 
-        self._runner = device_thread.submit(build)
+        self._runner: Submitted[ModelRunner] | None = device_thread.submit(build)
 
     async def generate(
         self, prompt_ids: tuple[int, ...], sampling: Sampling, *, session: Hashable | None = None, request_id: str = ""
@@ -185,7 +185,7 @@ class JaxEngine:
             self._driver.cancel()
             await asyncio.gather(self._driver, return_exceptions=True)
         self._fail_all(EngineError("the engine was closed"))
-        del self._runner
+        self._runner = None  # lets go of the arrays
 
     def metrics(self) -> EngineMetrics:
         """The counters as they are now."""
@@ -203,15 +203,20 @@ class JaxEngine:
         """Works until there is nothing to do; a failure ends all that is in flight, never the engine."""
         started = self._clock.now()
         try:
+            assert self._runner is not None  # only a closed engine has none, and that has no driver
             runner = await self._runner
+            if self._damaged:
+                await self._device.submit(runner.reset)
+                self._damaged = False
             while await self._advance(runner):
                 pass
             self._metrics.compilations = runner.compilations.count
         except asyncio.CancelledError:
-            self._fail_all(EngineError("the event loop ended while the engine was at work"))
+            self._fail_all(EngineError(f"the {'engine was closed' if self._closed else 'event loop ended'} mid-reply"))
             raise
         except Exception as error:
             logger.exception("a device call of the engine failed")
+            self._damaged = True  # it may have used up the cache that was donated to it
             self._fail_all(EngineError(f"a device call of the engine failed: {type(error).__name__}: {error}"))
         finally:
             self._metrics.busy_s += self._clock.now() - started
@@ -327,12 +332,9 @@ def decode_rows(ready: list[Slot], shapes: Shapes) -> DecodeRows:
         left[row], index[row] = request.limit - made, made
         stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
         seed[row] = seed_words(sampling.seed)
-        temperature[row], top_p[row], top_k[row], min_p[row] = (
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            sampling.min_p,
-        )
+        temperature[row] = sampling.temperature
+        if truncates(sampling):
+            top_p[row], top_k[row], min_p[row] = sampling.top_p, sampling.top_k, sampling.min_p
     return DecodeRows(token, position, left, stop_ids, Controls(temperature, seed, index, top_p, top_k, min_p))
 
 

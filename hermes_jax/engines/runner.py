@@ -21,7 +21,15 @@ from hermes_jax.engines.sampling import Controls, sample
 from hermes_jax.engines.slots import ChunkRow, padded_chunks
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.head import logits
-from hermes_jax.models.transformer import KVCache, Params, forward, head_weight, init_cache, unstack_layers
+from hermes_jax.models.transformer import (
+    KVCache,
+    Params,
+    abstract_params,
+    forward,
+    head_weight,
+    init_cache,
+    unstack_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,12 @@ class ModelRunner:
         self._own = self._jit(partial(_own_params, dtype=dtype))
 
     def publish(self, params: Params) -> None:
-        """Takes over weights as real copies, one array per layer: the learner may donate its own at once."""
+        """Takes over weights as real copies, one array per layer: the learner may donate its own at once.
+
+        Raises:
+            ValueError: they are not those of the model; the old ones stay.
+        """
+        _check_params(params, self.config)
         self.params = None  # free the old ones first: the peak holds one copy
         self.params = self._own(params)
         jax.block_until_ready(self.params)
@@ -140,12 +153,17 @@ class ModelRunner:
             self.cache = self._copy(self.cache, part)
         if chunks:
             call = padded_chunks(chunks, rows=rows, chunk=self.shapes.chunk, width=self.shapes.width)
-            self.cache = self._prefill(self.params, self.cache, *call)
+            self.cache = self._prefill(self._weights(), self.cache, *call)
 
     def decode(self, rows: DecodeRows, truncate: bool) -> Decoded:
         """Samples up to `decode_steps` tokens in every slot that has tokens left; waits for the result."""
-        self.cache, out = self._decode(self.params, self.cache, rows, self.banned, truncate=truncate)
+        self.cache, out = self._decode(self._weights(), self.cache, rows, self.banned, truncate=truncate)
         return jax.device_get(out)
+
+    def _weights(self) -> Params:
+        if self.params is None:
+            raise RuntimeError("the engine has no weights: the last publication failed halfway; publish again")
+        return self.params
 
     def _jit(self, function, *, donate: int | None = None, static: str | None = None):
         @partial(jax.jit, donate_argnums=() if donate is None else donate, static_argnames=static)
@@ -221,3 +239,16 @@ def _copy_rows(cache: KVCache, pairs: Int[Array, "pair 2"]) -> KVCache:
 def _own_params(params: Params, *, dtype: DTypeLike) -> Params:
     """Per-layer copies in the engine's dtype; `copy` because jit would hand unchanged inputs back as they are."""
     return unstack_layers(jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params))
+
+
+def _check_params(params: Params, config: ModelConfig) -> None:
+    """Names the first array that is missing, unknown or of the wrong shape."""
+    given, expected = (_shapes_by_name(tree) for tree in (params, abstract_params(config)))
+    for name in sorted(given.keys() | expected.keys()):
+        if given.get(name) != expected.get(name):
+            raise ValueError(f"{name}: shape {given.get(name)}, but the engine's model has {expected.get(name)}")
+
+
+def _shapes_by_name(params: Params) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
