@@ -115,18 +115,18 @@ class Trainer:
         self.step = await self._begin(self.phase, self.warm_checkpoints, self.policy.folder)
         self.log.progress.start("warm start", steps, self.step)
         prepared = asyncio.create_task(asyncio.to_thread(self._imitation_batch, self.step))
-        pending: list[tuple[int, Any, float, float]] = []
+        pending: list[tuple[int, Any, float]] = []
+        began = time.monotonic()
         while self.step < steps:
-            began = time.monotonic()
             batch, padding = await prepared
             if self.step + 1 < steps:
                 prepared = asyncio.create_task(asyncio.to_thread(self._imitation_batch, self.step + 1))
             metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
             self.step += 1
-            pending.append((self.step, metrics, padding, time.monotonic() - began))
+            pending.append((self.step, metrics, padding))
             if self.step % 25 == 0 or self.step == steps:
-                await self._log_imitation(pending)
-                pending = []
+                await self._log_imitation(pending, began)
+                pending, began = [], time.monotonic()
             await self._save_if_due(self.warm_checkpoints, steps)
             self.stop.check()
         await self.device.submit(self._export, self.run_folder.start)
@@ -144,13 +144,13 @@ class Trainer:
         batch, layout = pack(sequences, buckets)
         return batch, layout.padding_share
 
-    async def _log_imitation(self, pending: list[tuple[int, Any, float, float]]) -> None:
-        rows = await self.device.submit(jax.device_get, [metrics for _, metrics, _, _ in pending])
+    async def _log_imitation(self, pending: list[tuple[int, Any, float]], began: float) -> None:
+        rows = await self.device.submit(jax.device_get, [metrics for _, metrics, _ in pending])
         await self.device.submit(self.learning.check_skipped, rows[-1])
         names = ("loss", "grad_norm", "learning_rate", "num_tokens", "entropy_mean", "update_skipped")
-        seconds = sum(s for _, _, _, s in pending) / len(pending)
+        seconds = (time.monotonic() - began) / len(pending)
         tokens = sum(float(row["num_tokens"]) for row in rows) / len(rows)
-        for (step, _, padding, _), row in zip(pending, rows, strict=True):
+        for (step, _, padding), row in zip(pending, rows, strict=True):
             values = {f"warm_start/{name}": row[name] for name in names}
             speed = {"warm_start/trained_tokens_per_s": tokens / seconds, "warm_start/seconds": seconds}
             self.log.write(step, {**values, **speed, "warm_start/padding_share": padding}, phase="warm_start")
