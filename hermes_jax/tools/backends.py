@@ -215,7 +215,7 @@ def check_backend(name: str) -> None:
         except OSError:
             answered = False
         ours.close()
-        _wait_or_kill(process)
+        _wait_or_kill(process, 5.0 if answered else 0.1)
         if not answered:
             raise BackendUnavailable(_explain(name, os.pread(log, 2000, 0).decode(errors="replace").strip()))
     finally:
@@ -224,9 +224,9 @@ def check_backend(name: str) -> None:
         launch.remove_workspace()
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
     try:
-        process.wait(5)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

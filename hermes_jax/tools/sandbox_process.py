@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hermes_jax.tools.backends import BACKENDS, SandboxSettings
+from hermes_jax.tools.children import Children, end_marked
 from hermes_jax.tools.frames import Channel
 
 Answer = Callable[[str, bytes], None]  # header words and payload; words "lost" + why if the sandbox is gone
@@ -27,9 +27,10 @@ class _Request:
 class SandboxProcess:
     """Starts at once; `ask` may be called right away, requests are answered in order."""
 
-    def __init__(self, settings: SandboxSettings, on_ready: Answer) -> None:
+    def __init__(self, settings: SandboxSettings, children: Children, on_ready: Answer) -> None:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
+        self._children = children
         self._requests: deque[_Request] = deque()
         self._lost_because: str | None = None
         self._log: int | None = os.memfd_create("sandbox-log")
@@ -42,14 +43,10 @@ class SandboxProcess:
             ours.close()
             self._close_log()
             raise
+        self._children.add(self._process)
         self._channel = Channel(ours, self._on_frame, self._on_close, _MAX_ANSWER_BYTES)
         self._channel.attach(self._loop)
         self._expect(on_ready, settings.start_timeout_s)
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The process that holds the sandbox."""
-        return self._process
 
     def ask(self, words: str, payload: bytes, seconds: float, answer: Answer) -> None:
         """Sends a request; `answer` is called with the reply, or with "lost" when there is none within `seconds`."""
@@ -63,8 +60,10 @@ class SandboxProcess:
         """Ends every process of the sandbox and removes what it left. Can be called again."""
         self._lose("the sandbox was ended")
         self._channel.close()  # the supervisor exits at the end of its channel, and all processes with it
-        await wait_or_kill(self._process, 5.0)
+        await self._children.ended(self._process, 5.0)
         self._close_log()
+        if self._launch.workspace is not None:  # a command may have killed a supervisor that no namespace protects
+            await end_marked(self._launch.workspace)
         self._launch.remove_workspace()
 
     def _expect(self, answer: Answer, seconds: float) -> None:
@@ -78,7 +77,7 @@ class SandboxProcess:
             request.answer(header.decode(errors="replace"), payload)
 
     def _on_deadline(self, seconds: float) -> None:
-        self._process.kill()
+        self._children.kill(self._process)
         self._channel.close()
         self._lose(f"the sandbox did not answer within {seconds:g} s and was ended")
 
@@ -98,14 +97,3 @@ class SandboxProcess:
         if self._log is not None:
             os.close(self._log)
             self._log = None
-
-
-async def wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Waits until a child has ended and is collected; kills it after `seconds`."""
-    pause, waited = 0.001, 0.0
-    while process.poll() is None:
-        if waited > seconds:
-            process.kill()
-        await asyncio.sleep(pause)
-        waited += pause
-        pause = min(2 * pause, 0.01)

@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import uuid
 from typing import Any
 
+from hermes_jax.tools.children import Children, end_marked, end_tree
 from hermes_jax.tools.frames import Channel, from_header, to_header
-from hermes_jax.tools.sandbox_process import wait_or_kill
-from hermes_jax.tools.supervisor import descendants
 
 LOAD_TIMEOUT_S = 120.0
 _KEPT_IDLE = max(2, os.cpu_count() or 1)
@@ -32,15 +31,18 @@ class ChildDied(RuntimeError):
 class Verifier:
     """One child process; runs one call at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, children: Children) -> None:
         ours, theirs = socket.socketpair()
         argv = module_argv("hermes_jax.tools.verifier_main", str(theirs.fileno()))
         # A verifier that imports jax must not take the trainer's accelerator.
-        env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        self._mark = f"HERMES_JAX_VERIFIER={uuid.uuid4().hex}"
+        env = {**os.environ, "JAX_PLATFORMS": "cpu", **dict([self._mark.split("=")])}
         with theirs:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=env
             )
+        children.add(self.process)
+        self._children = children
         self.loaded: set[str] = set()
         self._answer: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
         self._channel = Channel(ours, self._on_frame, self._on_close)
@@ -67,12 +69,11 @@ class Verifier:
     async def end(self) -> int:
         """Kills the child with all it started. Returns its exit code."""
         self._channel.close()
-        if self.process.poll() is None:
-            for pid in [*descendants(self.process.pid), self.process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        await wait_or_kill(self.process, 0.0)
-        return int(self.process.returncode)
+        if self.process.returncode is None:
+            end_tree(self.process.pid)
+        code = await self._children.ended(self.process, kill_after_s=0.0)
+        await end_marked(self._mark)
+        return code
 
     def _on_frame(self, header: bytes, payload: bytes) -> None:
         if self._answer is not None and not self._answer.done():
@@ -86,7 +87,8 @@ class Verifier:
 class VerifierPool:
     """At most `size` children; calls beyond that wait for a free one."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, children: Children) -> None:
+        self._children = children
         self._free = asyncio.Semaphore(size)
         self._idle: list[Verifier] = []
         self._all: set[Verifier] = set()
@@ -138,7 +140,7 @@ class VerifierPool:
         for child in sorted(self._idle, key=lambda child: digest not in child.loaded):
             self._idle.remove(child)
             return child
-        child = Verifier()
+        child = Verifier(self._children)
         self._all.add(child)
         return child
 

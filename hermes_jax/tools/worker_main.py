@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 from hermes_jax.tools.backends import SandboxSettings
+from hermes_jax.tools.children import Children, end_descendants
 from hermes_jax.tools.frames import Channel, from_header, to_header
 from hermes_jax.tools.sandbox_process import SandboxProcess
-from hermes_jax.tools.supervisor import descendants
 from hermes_jax.tools.verifiers import VerifierPool
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,10 +30,11 @@ class Server:
 
     def __init__(self, sock: socket.socket, owner: int, max_calls: int) -> None:
         self._sandboxes: dict[int, SandboxProcess] = {}
-        self._pool = VerifierPool(max_calls)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._gone = asyncio.Event()
         loop = asyncio.get_running_loop()
+        self._children = Children(loop)
+        self._pool = VerifierPool(max_calls, self._children)
         self._channel = Channel(sock, self._on_frame, self._gone.set)
         self._channel.attach(loop)
         self._watch_owner(loop, owner)
@@ -57,7 +57,11 @@ class Server:
         except OSError:
             return  # a kernel before 5.3
         else:
-            loop.add_reader(fd, self._gone.set)
+            loop.add_reader(fd, self._owner_ended, fd)
+
+    def _owner_ended(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        self._gone.set()
 
     def _on_frame(self, header: bytes, payload: bytes) -> None:
         fields = from_header(header)
@@ -90,7 +94,7 @@ class Server:
             self._answer(request, {"words": words}, payload)
 
         try:
-            self._sandboxes[request] = SandboxProcess(SandboxSettings(**settings), ready)
+            self._sandboxes[request] = SandboxProcess(SandboxSettings(**settings), self._children, ready)
         except (OSError, ValueError) as error:
             self._answer(request, {"words": "lost"}, f"the sandbox does not start: {error}".encode())
 
@@ -113,16 +117,6 @@ class Server:
         function, arguments = payload[: fields["function_bytes"]], payload[fields["function_bytes"] :]
         answer, result = await self._pool.call(fields["digest"], function, arguments, fields["timeout_s"])
         self._answer(request, answer, result)
-
-
-def end_descendants() -> None:
-    """Kills and collects whatever is left below this process: it adopts the orphans of its children."""
-    while pids := descendants(os.getpid()):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
 
 
 async def _serve(fd: int, owner: int, max_calls: int) -> None:
