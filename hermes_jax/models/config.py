@@ -9,8 +9,22 @@ from typing import Any
 
 SUPPORTED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_ROPE = ("default", "linear", "llama3", "yarn")
-_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 _DEFAULT_THETA = 10_000.0
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # what an absent key means in each family
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}
 
 
 class UnsupportedModelError(ValueError):
@@ -89,13 +103,12 @@ class ModelConfig:
             ValueError: a key is missing or senseless.
         """
         model_type = _check_supported(hf)
-        missing = [key for key in _NEEDED if not isinstance(hf.get(key), int)]
+        hf = {**_DEFAULTS[model_type], **hf}
+        missing = [key for key in _NEEDED if not isinstance(hf.get(key), int) or hf[key] < 1]
         if missing:
-            raise ValueError(
-                f"config.json: {', '.join(missing)} missing or no integer; copy the model's own config.json"
-            )
+            raise ValueError(f"config.json: {', '.join(missing)} missing or no positive integer; copy the model's own")
         n_heads = hf["num_attention_heads"]
-        n_kv_heads = hf.get("num_key_value_heads") or _default_kv_heads(model_type, n_heads)
+        n_kv_heads = hf.get("num_key_value_heads") or n_heads
         if n_heads % n_kv_heads:
             raise ValueError(
                 f"config.json: num_attention_heads={n_heads} is no multiple of num_key_value_heads={n_kv_heads}"
@@ -109,8 +122,8 @@ class ModelConfig:
             n_layers=hf["num_hidden_layers"],
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
-            head_dim=_head_dim(hf, model_type),
-            max_length=int(hf.get("max_position_embeddings") or 2048),
+            head_dim=_head_dim(hf),
+            max_length=hf["max_position_embeddings"],
             norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
             rope=_rope(hf),
             tied=bool(hf.get("tie_word_embeddings", False)),
@@ -138,16 +151,8 @@ def _check_supported(hf: Mapping[str, Any]) -> str:
     return str(model_type)
 
 
-def _default_kv_heads(model_type: str, n_heads: int) -> int:
-    """The families' defaults for an absent `num_key_value_heads`."""
-    return {"mistral": 8, "qwen2": 32, "qwen3": 32}.get(model_type, n_heads)
-
-
-def _head_dim(hf: Mapping[str, Any], model_type: str) -> int:
-    given = hf.get("head_dim")
-    if given is None and model_type == "qwen3" and "head_dim" not in hf:
-        return 128
-    head_dim = int(given or hf["hidden_size"] // hf["num_attention_heads"])
+def _head_dim(hf: Mapping[str, Any]) -> int:
+    head_dim = int(hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"])
     if head_dim % 2:
         raise ValueError(f"config.json: head_dim={head_dim} is odd, but rotary embedding pairs dimensions")
     return head_dim
@@ -155,26 +160,22 @@ def _head_dim(hf: Mapping[str, Any], model_type: str) -> int:
 
 def _windows(hf: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
     n_layers, window = hf["num_hidden_layers"], hf.get("sliding_window")
-    if model_type == "llama":
+    switched_off = model_type != "mistral" and not hf.get("use_sliding_window", False)
+    if model_type == "llama" or window is None or switched_off:
         return (None,) * n_layers
     if model_type == "mistral":
-        window = hf.get("sliding_window", 4096)
-        return (None if window is None else int(window),) * n_layers
-    if not hf.get("use_sliding_window", False):
-        return (None,) * n_layers
-    window = hf.get("sliding_window", 4096)
+        return (int(window),) * n_layers
     kinds = hf.get("layer_types") or _kinds_from_max_window_layers(hf, n_layers)
     unknown = set(kinds) - {"sliding_attention", "full_attention"}
     if unknown or len(kinds) != n_layers:
         raise UnsupportedModelError(
             f"config.json: layer_types={list(kinds)} must hold {n_layers} of sliding_attention, full_attention"
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _kinds_from_max_window_layers(hf: Mapping[str, Any], n_layers: int) -> list[str]:
-    first = hf.get("max_window_layers", 28)
-    return ["sliding_attention" if layer >= first else "full_attention" for layer in range(n_layers)]
+    return ["sliding_attention" if layer >= hf["max_window_layers"] else "full_attention" for layer in range(n_layers)]
 
 
 def _rope(hf: Mapping[str, Any]) -> RopeConfig:
@@ -200,10 +201,10 @@ def _rope(hf: Mapping[str, Any]) -> RopeConfig:
 
 def _scaled_rope(kind: str, theta: float, given: Mapping[str, Any], key: str, hf: Mapping[str, Any]) -> RopeConfig:
     original = hf.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    original = int(original or hf.get("max_position_embeddings") or 2048)
+    original = int(original or hf["max_position_embeddings"])
     factor = given.get("factor")
     if factor is None and kind == "yarn":
-        factor = (hf.get("max_position_embeddings") or original) / original
+        factor = hf["max_position_embeddings"] / original
     needed = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
     missing = [name for name in needed if given.get(name) is None] + (["factor"] if factor is None else [])
     if missing:
