@@ -91,4 +91,4 @@ def combine_rewards(parts: Mapping[str, RewardValue], weights: Mapping[str, floa
     if failed:
         return RewardValue(None, "; ".join(failed), any(part.timed_out for part in counting.values()))
     values = [weights[name] * part.value for name, part in counting.items() if part.value is not None]
-    return normalise_reward(math.fsum(values)) if values else RewardValue(None)
+    return normalise_reward(sum(values)) if values else RewardValue(None)

@@ -37,7 +37,7 @@ class Children:
         return process.wait()
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills a process; not by `process.kill()`, which may collect it, so that `_collect` never learns of its end."""
+        """Kills a process; not by `process.kill()`, which may collect it before `_collect` can learn of its end."""
         if process.pid in self._known and not self._known[process.pid][1].is_set():
             kill(process.pid)
 
