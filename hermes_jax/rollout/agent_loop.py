@@ -19,9 +19,10 @@ from hermes_jax.rollout.codec import placeholder_ids
 from hermes_jax.rollout.completions import check_completion, without_padding
 from hermes_jax.rollout.deadline import DeadlinePassed, before
 from hermes_jax.rollout.parsers.base import ParsedTurn, ToolCall
+from hermes_jax.rollout.reply_forms import openai_calls
 from hermes_jax.rollout.template import TemplateError
 from hermes_jax.rollout.tool_calls import INFRASTRUCTURE, ToolRunner
-from hermes_jax.rollout.transcript import Transcript, openai_calls
+from hermes_jax.rollout.transcript import Transcript
 
 WITHOUT_TRAJECTORIES = (Outcome.ABORTED, Outcome.ERROR, Outcome.ENV_ERROR)
 """Outcomes that say nothing about the policy: such an episode keeps its messages, but nothing that could train."""
@@ -149,7 +150,7 @@ class _Play:
         for turn in range(agent.limits.max_turns):
             finish = await self._sample(transcript, turn)
             self.counters["turns"] += 1
-            opened = agent.renderer.opens_thinking
+            opened = agent.renderer.conventions.opens_thinking
             parsed = agent.parser.parse(transcript.reply_text(), agent.renderer.tools, thinking_open=opened)
             parsed = _with_ids(parsed, turn)
             self.messages.append(_assistant_message(parsed))

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_jax.rollout.codec import TextCodec, as_codec
+from hermes_jax.rollout.conventions import find_conventions
 from hermes_jax.rollout.template import ChatTemplate, Rendered, TemplateError, select_template
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
-
-PROBE = "hermesprobe"
-"""A word that no template writes; renderings with it in place of a message show what stands around messages."""
 
 
 class ChatRenderer:
@@ -52,10 +50,10 @@ class ChatRenderer:
         )
         self._by_id = {token.id: text for text, token in self.codec.added.items()}
         self._added = re.compile("|".join(map(re.escape, sorted(self.codec.added, key=len, reverse=True))) or "(?!)")
-        self.prefill, self.opens_thinking = self._generation_prompt()
-        self.end_markers = self._end_markers()
-        eos = self.codec.added.get(self.codec.special_tokens.get("eos_token", ""))
-        self.stop_ids = tuple(sorted({*self.end_markers, *([eos.id] if eos else [])}))
+        self.conventions = find_conventions(self.template, list(self.codec.added))
+        ends = {self.conventions.end_before_answer, self.conventions.end_before_user}
+        ends.add(self.codec.special_tokens.get("eos_token"))
+        self.stop_ids = tuple(sorted(self.codec.added[text].id for text in ends if text and text in self.codec.added))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """The text of a conversation, by default ready for the model's next turn; raises TemplateError."""
@@ -78,24 +76,29 @@ class ChatRenderer:
         """Ids of a scripted reply: like a message of the assistant, so what looks special is spelled out."""
         return self.encode(self.template.protect_reply(text), after=after)
 
-    @property
-    def end_id(self) -> int:
+    def end_id(self, *, before_answer: bool) -> int:
         """The id that ends a reply: the template's own marker, else the tokenizer's end token.
+
+        Args:
+            before_answer: a tool result follows. Some templates end such a reply in another way.
 
         Raises:
             TemplateError: there is neither.
         """
+        marker = self.conventions.end_before_answer if before_answer else self.conventions.end_before_user
+        if marker is not None:
+            return self.codec.added[marker].id
         if not self.stop_ids:
             raise TemplateError("replies have no end: the template writes no special token after them, no eos_token")
-        return self.end_markers[0] if self.end_markers else self.stop_ids[0]
+        return self.stop_ids[0]
 
     def without_stop(self, ids: Sequence[int]) -> list[int]:
         """The ids without a stop id at their end."""
         return list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
-    def is_added(self, token: int) -> bool:
-        """Whether an id stands for an added token."""
-        return token in self._by_id
+    def text_of(self, token: int) -> str:
+        """Text of an added token; "" for other ids."""
+        return self._by_id.get(token, "")
 
     def _pieces(self, rendered: Rendered) -> list[tuple[bool, str]]:
         """The text in pieces (plain?, text): ordinary ones, and runs between added tokens that hold protected text."""
@@ -129,28 +132,3 @@ class ChatRenderer:
                 found.append((start, end))
                 at = end
         return found
-
-    def _generation_prompt(self) -> tuple[str, bool]:
-        """(what the generation prompt writes beyond the start of every reply, such as `<think>`; is thinking open?)"""
-        user, word = {"role": "user", "content": "x"}, PROBE
-        try:
-            prompt = self.render([user]).text
-            reply = self.render([user, {"role": "assistant", "content": word}], add_generation_prompt=False).text
-        except TemplateError:
-            return "", False
-        header, found, _ = reply.partition(word)
-        prefill = prompt[len(header) :] if found and prompt.startswith(header) else ""
-        return prefill, prompt.rstrip().endswith("<think>")
-
-    def _end_markers(self) -> list[int]:
-        """Ids of the added tokens that end a reply, before a further message and in last place; without repetition."""
-        user, reply = {"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}
-        ends: list[int] = []
-        for messages in ([user, reply, user], [user, reply]):
-            try:
-                _, found, rest = self.render(messages, add_generation_prompt=False).text.rpartition(PROBE)
-            except TemplateError:
-                continue
-            if found and (match := self._added.match(rest.lstrip())):
-                ends.append(self.codec.added[match[0]].id)
-        return list(dict.fromkeys(ends))

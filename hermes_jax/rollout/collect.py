@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_jax.data.seeds import fold_seed
 from hermes_jax.data.trajectory import Episode, Group, Outcome
@@ -20,6 +20,8 @@ from hermes_jax.tools.worker import WorkerServer
 
 MakeContext = Callable[[str, int], Any]
 """(task id, member) -> the ToolContext of one episode; its sandbox starts when it is first needed."""
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -86,13 +88,9 @@ async def collect_groups(
         seed: of the run.
         step: number of this collection.
     """
-    return list(
-        await asyncio.gather(
-            *(
-                collect_group(collector, item, group_size=group_size, seed=fold_seed(seed, step, place))
-                for place, item in enumerate(items)
-            )
-        )
+    return await _all(
+        collect_group(collector, item, group_size=group_size, seed=fold_seed(seed, step, place))
+        for place, item in enumerate(items)
     )
 
 
@@ -105,11 +103,10 @@ async def collect_group(collector: Collector, item: Item, *, group_size: int, se
     except Exception as error:
         failed = [_failed(task_id, member, error) for member in range(group_size)]
         return Group(task_id, tuple(failed), item)
-    members = (
+    episodes = await _all(
         _member(collector, item, messages, task_id, member, fold_seed(seed, task_id, member))
         for member in range(group_size)
     )
-    episodes = list(await asyncio.gather(*members))
     if environment.reward_functions:
         episodes = await _score_valid(collector, item, episodes)
     return Group(task_id, tuple(episodes), item)
@@ -137,7 +134,7 @@ async def _member(
                     member=member,
                     seed=seed,
                     session=f"{task_id}/{member}/{seed:x}",  # a task may stand in a collection twice
-                    prepare=prepare,
+                    prepare=prepare if environment.prepares else None,
                 )
                 if episode.outcome in WITHOUT_TRAJECTORIES or environment.reward_functions:
                     return episode
@@ -148,6 +145,21 @@ async def _member(
                 await _clean_up(ctx)
         except Exception as error:
             return _failed(task_id, member, error)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order. Unlike `asyncio.gather`, a cancellation waits for the clean-up of all that was begun."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    finally:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+    return [task.result() for task in tasks]
 
 
 async def _score_valid(collector: Collector, item: Item, episodes: list[Episode]) -> list[Episode]:

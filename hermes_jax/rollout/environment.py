@@ -94,6 +94,11 @@ class Environment:
             Other messages for this episode, or None.
         """
 
+    @property
+    def prepares(self) -> bool:
+        """Whether it has a `prepare` of its own."""
+        return type(self).prepare is not Environment.prepare
+
     def compute_reward(self, item: Item, episode: Episode, ctx: Any) -> Any:
         """What an episode was worth: a number or bool, a `Reward` with parts, or None for no opinion.
 

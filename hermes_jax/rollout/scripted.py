@@ -30,7 +30,7 @@ def demonstration_episode(
     transcript = Transcript(renderer, messages[: turns[0]])
     for turn, (start, end) in enumerate(zip(turns, [*turns[1:], len(messages)], strict=True)):
         ids = renderer.encode_reply(str(messages[start]["content"]), after=transcript.prompt_ids[-1])
-        ids.append(renderer.end_id)
+        ids.append(renderer.end_id(before_answer=end < len(messages)))
         transcript.add_sampled(ids, [0.0] * len(ids), [version] * len(ids), turn)
         if end < len(messages):
             transcript.extend(ParsedTurn(str(messages[start]["content"])), messages[start + 1 : end])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from hermes_jax.data.trajectory import Trajectory
 from hermes_jax.rollout.chat import ChatRenderer, Message
-from hermes_jax.rollout.parsers.base import ParsedTurn, ToolCall
+from hermes_jax.rollout.parsers.base import ParsedTurn
+from hermes_jax.rollout.reply_forms import Messages, Reply, answers_as_user
 from hermes_jax.rollout.template import Rendered, TemplateError
 
 
@@ -81,6 +80,11 @@ class Transcript:
         return tuple(self._current.tokens)
 
     @property
+    def text(self) -> str:
+        """What the prompt says."""
+        return self._current.text
+
+    @property
     def rewrites(self) -> int:
         """How often the template rewrote history, so that a new trajectory began."""
         return len(self._done)
@@ -98,7 +102,7 @@ class Transcript:
         """Text of the turn sampled last, decoded as a whole, without its end marker."""
         return self._decode(self._renderer.without_stop(self._reply))
 
-    def extend(self, turn: ParsedTurn, messages: Sequence[Message]) -> None:
+    def extend(self, turn: ParsedTurn, answers: Sequence[Message]) -> None:
         """Closes the model's turn and adds the messages that answer it, ready for the next turn.
 
         Where the template renders all so far as it stands, the ids so far are kept and those of the new text added.
@@ -108,7 +112,8 @@ class Transcript:
             TemplateError: the template refuses the conversation in every form that the reply can be given.
         """
         current, text = self._current, self._current.text + self._decode(self._reply)
-        rendered = self._render_forms(turn, [dict(m) for m in messages], text)
+        reply = Reply(self.reply_text(), turn, [dict(m) for m in answers], self._renderer.conventions.prefill)
+        rendered = self._render(reply, text)
         if rendered.text.startswith(text):
             added = rendered.after(len(text))
             current.text = text
@@ -118,14 +123,14 @@ class Transcript:
             self._current = self._begin(rendered)
         self._reply = []
 
-    def _render_forms(self, turn: ParsedTurn, messages: list[dict[str, Any]], text: str) -> Rendered:
-        """The rendering that starts with `text`, else the first that the template accepts; that form is remembered."""
-        accepted: list[tuple[list[dict[str, Any]], Rendered]] = []
+    def _render(self, reply: Reply, text: str) -> Rendered:
+        """The first rendering that starts with `text`, else the first that the template accepts; remembers its form."""
+        accepted: list[tuple[Messages, Rendered]] = []
         refused: list[TemplateError] = []
-        for reply, answers in self._forms(turn, messages):
-            if accepted and answers is not messages:
-                break
-            history = [*self._history, reply, *answers]
+        for form in self._renderer.conventions.forms:
+            if (messages := form(reply)) is None or (accepted and form is answers_as_user):
+                continue
+            history = [*self._history, *messages]
             try:
                 accepted.append((history, self._renderer.render(history)))
             except TemplateError as error:
@@ -135,7 +140,9 @@ class Transcript:
                 accepted = accepted[-1:]
                 break
         if not accepted:
-            raise refused[0]
+            raise (
+                refused[0] if refused else TemplateError("the chat template shows no form of a reply with tool results")
+            )
         self._history, rendered = accepted[0]
         return rendered
 
@@ -150,39 +157,3 @@ class Transcript:
     def _decode(self, ids: Sequence[int]) -> str:
         before = len(self._current.tokens) - len(self._reply)
         return self._renderer.codec.decode(ids, after=self._current.tokens[before - 1] if before else None)
-
-    def _forms(
-        self, turn: ParsedTurn, messages: list[dict[str, Any]]
-    ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """The reply and its answers as messages, best first.
-
-        First the reply's text as it is, then taken apart, for templates that want that; at last the answers as the
-        user's, for templates that take tool results only after a call that they can see (a malformed one isn't).
-        """
-        text = self.reply_text()
-        raw: dict[str, Any] = {"role": "assistant", "content": text}
-        if self._renderer.prefill:
-            yield raw | {"content": self._renderer.prefill + text}, messages
-        yield raw, messages
-        if turn.calls:
-            apart: dict[str, Any] = {"role": "assistant", "content": turn.content}
-            if turn.reasoning:
-                apart |= {"reasoning_content": turn.reasoning, "thinking": turn.reasoning}
-            for as_text in (False, True):
-                yield apart | {"tool_calls": openai_calls(turn.calls, as_text=as_text)}, messages
-        yield raw, [m | {"role": "user"} for m in messages]
-
-
-def openai_calls(calls: Sequence[ToolCall], *, as_text: bool = True) -> list[dict[str, Any]]:
-    """Calls in OpenAI form, the arguments as JSON text; some templates want them as an object."""
-    return [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": json.dumps(call.arguments, ensure_ascii=False) if as_text else dict(call.arguments),
-            },
-        }
-        for call in calls
-    ]
