@@ -97,17 +97,11 @@ class Launch:
 
 
 def _remove_tree(path: str) -> None:
-    def make_writable_and_retry(function: Callable[[str], object], name: str, _: object) -> None:
-        for place in (os.path.dirname(name), name):
-            if not os.path.islink(place) and os.path.exists(place):
-                os.chmod(place, 0o700)
-        if os.path.isdir(name) and not os.path.islink(name):
-            shutil.rmtree(name, ignore_errors=True)
-        elif os.path.lexists(name):
-            os.unlink(name)
-
-    if os.path.lexists(path):
-        shutil.rmtree(path, onerror=make_writable_and_retry)
+    for folder, names, _ in os.walk(path):  # from the top: what a command has locked is opened before its turn
+        for name in names:
+            if not os.path.islink(os.path.join(folder, name)):
+                os.chmod(os.path.join(folder, name), 0o700)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _supervisor_argv(settings: SandboxSettings, script: str, *more: str) -> list[str]:
@@ -133,20 +127,23 @@ def bubblewrap_launch(settings: SandboxSettings) -> Launch:
     argv += ["--hostname", "sandbox", "--clearenv"]
     for name, value in _environment(WORKSPACE, "/tmp").items():
         argv += ["--setenv", name, value]
-    argv += _system_binds(settings)
+    argv += _system_binds()
     for fd, place in zip(fds, ("/etc/passwd", "/etc/group", _INSIDE_SUPERVISOR), strict=True):
         argv += ["--ro-bind-data", str(fd), place]
     argv += ["--proc", "/proc", "--dev", "/dev"]
     for place, size in ((WORKSPACE, settings.workspace_bytes), ("/tmp", settings.tmp_bytes)):
         argv += ["--size", str(size), "--tmpfs", place]
     argv += ["--size", str(settings.tmp_bytes), "--tmpfs", "/dev/shm"]
+    for place in (os.path.realpath(sys.base_prefix), *settings.read_only):  # may lie below /tmp or the workspace
+        if not Path(place).is_relative_to("/usr"):
+            argv += ["--ro-bind", place, place]
     for place in ("/dev", "/proc", "/"):  # started as root, commands would own /proc/sys and could change the machine
         argv += ["--remount-ro", place]
     argv += ["--chdir", WORKSPACE, "--", *_supervisor_argv(settings, _INSIDE_SUPERVISOR)]
     return Launch(argv, env={"PATH": os.environ.get("PATH", os.defpath)}, pass_fds=fds)
 
 
-def _system_binds(settings: SandboxSettings) -> list[str]:
+def _system_binds() -> list[str]:
     argv = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -156,10 +153,6 @@ def _system_binds(settings: SandboxSettings) -> list[str]:
             argv += ["--ro-bind", str(path), str(path)]
     for name in _ETC:
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    prefix = os.path.realpath(sys.base_prefix)
-    for place in (prefix, *settings.read_only):
-        if not Path(place).is_relative_to("/usr"):
-            argv += ["--ro-bind", place, place]
     return argv
 
 

@@ -156,9 +156,12 @@ def head_and_tail(head: bytes, tail: bytes, omitted: int) -> str:
     """Text of an output whose middle was left out, with a marker in its place; invalid UTF-8 is replaced."""
     if not omitted:
         return _text(head + tail)
-    start = codecs.getincrementaldecoder("utf-8")("replace").decode(head)  # leaves a cut character at the end out
-    cut = next((at for at, byte in enumerate(tail[:3]) if byte & 0xC0 != 0x80), 0)
-    return f"{start}\n[... {omitted} bytes left out ...]\n{_text(tail[cut:])}"
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    start = decoder.decode(head)
+    cut_from_head = len(decoder.getstate()[0])  # the first bytes of a character that the cut went through
+    cut_from_tail = next((at for at, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
+    omitted += cut_from_head + cut_from_tail
+    return f"{start}\n[... {omitted} bytes left out ...]\n{_text(tail[cut_from_tail:])}"
 
 
 def _text(content: bytes) -> str:
