@@ -1,16 +1,22 @@
-"""The tokenizer of a model folder, and what follows from it. Never imports torch."""
+"""The tokenizer of a model folder, and what follows from it. Never imports torch.
+
+transformers is imported when a tokenizer is loaded, not before: learner and engine run without it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool
-from transformers import PreTrainedTokenizerFast
 
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.safetensors_io import ModelFolderError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -21,6 +27,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     Raises:
         ModelFolderError: the file is missing or unreadable.
     """
+    from transformers import PreTrainedTokenizerFast
+
     folder = Path(folder)
     file = folder / "tokenizer.json"
     if not file.is_file():
