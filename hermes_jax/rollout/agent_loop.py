@@ -128,7 +128,7 @@ class _Play:
         try:
             yield
         finally:
-            self.timings[f"{name}_s"] += self.agent.clock.now() - start
+            self.timings[name] += self.agent.clock.now() - start
 
     async def _prepare(self, messages: list[dict[str, Any]], prepare: Prepare | None) -> None:
         self.messages = list(messages)

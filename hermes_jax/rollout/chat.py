@@ -7,7 +7,7 @@ for the new messages. What a message says is encoded as plain text; only the tem
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hermes_jax.rollout.codec import TextCodec, as_codec
@@ -26,6 +26,7 @@ class ChatRenderer:
         chat_template: Jinja text, or several by name; None = the tokenizer's own.
         template_arguments: further variables of the template, such as `enable_thinking`.
         tools: tool schemas in OpenAI form, the same in every prompt.
+        stop_ids: ids that end a reply besides those that template and tokenizer name (generation_config.json has some).
 
     Raises:
         TemplateError: there is no template, or it is no valid Jinja.
@@ -39,6 +40,7 @@ class ChatRenderer:
         *,
         template_arguments: Mapping[str, Any] | None = None,
         tools: Tools = (),
+        stop_ids: Iterable[int] = (),
     ) -> None:
         self.codec: TextCodec = as_codec(tokenizer)
         self.tools = list(tools) or None
@@ -51,9 +53,10 @@ class ChatRenderer:
         self._by_id = {token.id: text for text, token in self.codec.added.items()}
         self._added = re.compile("|".join(map(re.escape, sorted(self.codec.added, key=len, reverse=True))) or "(?!)")
         self.conventions = find_conventions(self.template, list(self.codec.added))
-        ends = {self.conventions.end_before_answer, self.conventions.end_before_user}
-        ends.add(self.codec.special_tokens.get("eos_token"))
-        self.stop_ids = tuple(sorted(self.codec.added[text].id for text in ends if text and text in self.codec.added))
+        ends = (self.conventions.end_before_answer, self.conventions.end_before_user)
+        texts = (*ends, self.codec.special_tokens.get("eos_token"))
+        found = {self.codec.added[text].id for text in texts if text is not None and text in self.codec.added}
+        self.stop_ids = tuple(sorted(found | set(stop_ids)))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """The text of a conversation, by default ready for the model's next turn; raises TemplateError."""

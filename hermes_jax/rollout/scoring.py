@@ -41,7 +41,7 @@ async def score_episode(
         score = _Score(RewardValue(None, f"the reward took longer than {timeout_s:g} s", timed_out=True))
     except Exception as error:
         score = _Score(RewardValue(None, f"{type(error).__name__}: {error}"))
-    timings = {**episode.timings, "reward_s": clock.now() - start}
+    timings = {**episode.timings, "reward": clock.now() - start}
     return _with_score(replace(episode, timings=timings), score)
 
 

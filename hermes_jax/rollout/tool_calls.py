@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class ToolRunner:
     async def _run(self, tool: CallableTool, call: ToolCall, deadline: float) -> Answer:
         ends = min(deadline, self.clock.now() + self.timeout_s)
         try:
-            result = await before(ends, self.clock, tool.call(dict(call.arguments), self.ctx))
+            result = await before(ends, self.clock, tool.call(copy.deepcopy(dict(call.arguments)), self.ctx))
         except DeadlinePassed:
             if ends == deadline:
                 raise

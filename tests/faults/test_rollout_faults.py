@@ -38,7 +38,7 @@ def test_deadline_over_phases():
         )
         assert clock.now() == 10
         assert episode.outcome is Outcome.TIMEOUT
-        assert episode.timings["total_s"] == 10
+        assert episode.timings["total"] == 10
         assert stopped == ([10] if slow == "tool" else [])
         assert engine.in_flight == 0
         assert time.monotonic() - start < 20

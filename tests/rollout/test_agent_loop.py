@@ -79,7 +79,7 @@ def test_an_episode_with_a_tool():
     assert episode.counters["tool_calls"] == 1
     assert episode.counters["turns"] == 2
     assert episode.counters["sampled_tokens"] == episode.n_sampled
-    assert set(episode.timings) == {"total_s", "model_s", "tools_s"}
+    assert set(episode.timings) == {"total", "model", "tools"}
     assert engine.released == ["t1#2"]
     assert [r.request_id for r in engine.requests] == ["t1#2/turn 0", "t1#2/turn 1"]
     assert len({r.sampling.seed for r in engine.requests}) == 2
@@ -124,6 +124,16 @@ def test_a_bad_call_is_told_to_the_model(text, counter, words):
     assert episode.counters[counter] == 1
     assert all(word in episode.messages[2]["content"] for word in words)
     assert episode.n_sampled > 0
+
+
+def test_a_tool_that_changes_its_arguments_changes_no_message():
+    async def greedy(arguments, ctx):
+        arguments["list"].append("more")
+        arguments.clear()
+        return "ok"
+
+    episode, _ = play([say(call("greedy", '{"list": [1]}')), say("ok")], {"greedy": greedy})
+    assert episode.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"list": [1]}'
 
 
 def test_a_long_unknown_name_is_shortened():

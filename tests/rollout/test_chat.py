@@ -187,6 +187,13 @@ def test_errors_say_what_to_do():
         refusing.render([{"role": "user", "content": "x"}])
 
 
+def test_further_stop_ids():
+    assert ChatRenderer(byte_level(), CHATML, stop_ids=[3]).stop_ids == (
+        3,
+        *ChatRenderer(byte_level(), CHATML).stop_ids,
+    )
+
+
 def test_templates_by_name():
     by_name = {"default": CHATML, "tool_use": "tools!" + CHATML}
     assert ChatRenderer(byte_level(), by_name).render(MESSAGES).text.startswith("<|im_start|>")

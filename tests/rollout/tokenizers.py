@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hermes_jax.rollout.codec import HFCodec
 
-SMOLLM2 = Path("models/smollm2")
+SMOLLM2 = Path(os.environ.get("HERMES_JAX_SMOLLM2") or Path(__file__).parents[2] / "models" / "smollm2")
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, 3.14 times; naïve café – ça va?",
     'call the tool {"name": "ping", "arguments": {"n": 1}} and wait for its result',
