@@ -20,8 +20,9 @@ from hermes_jax.learner.logprobs import ForwardOptions
 from hermes_jax.learner.mesh import make_mesh, row_shards
 from hermes_jax.learner.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from hermes_jax.learner.update import UpdateStep, make_update_step
-from hermes_jax.models import ModelConfig, banned_ids, load_config, load_tokenizer
+from hermes_jax.models import ModelConfig, banned_ids, load_config, load_tokenizer, stop_ids
 from hermes_jax.objectives import ObjectiveSpec
+from hermes_jax.rollout.codec import as_codec, placeholder_ids
 from hermes_jax.run_folder import RunFolder
 
 
@@ -33,13 +34,16 @@ class Policy:
         folder: HF folder.
         config: shape of the model.
         tokenizer: of the folder, with its chat template.
-        banned: ids that are never sampled and have probability 0 in the learner.
+        banned: ids that are never sampled and have probability 0 in the learner: padding of the vocabulary, and
+            placeholders of images and the like.
+        stop_ids: ids that end a turn, by the folder's generation config and tokenizer.
     """
 
     folder: Path
     config: ModelConfig
     tokenizer: Any
     banned: np.ndarray
+    stop_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def read_policy(folder: Path) -> Policy:
     """The policy in an HF folder."""
     model_config = load_config(folder)
     tokenizer = load_tokenizer(folder)
-    return Policy(folder, model_config, tokenizer, banned_ids(model_config, tokenizer))
+    banned = banned_ids(model_config, tokenizer)
+    banned[list(placeholder_ids(as_codec(tokenizer)))] = True
+    return Policy(folder, model_config, tokenizer, banned, stop_ids(folder, tokenizer))
 
 
 def load_function(reference: str, option: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,15 @@ from hermes_jax.rollout.collect import Collector, Gate
 from hermes_jax.rollout.environment import Environment, load_environment
 from hermes_jax.rollout.parsers import get_parser
 from hermes_jax.rollout.scripted import demonstration_episode
+from hermes_jax.rollout.template_check import check_prompt, examine
+from hermes_jax.rollout.tool_prompt import tool_system_prompt
 from hermes_jax.tools.backends import SandboxSettings, check_backend
 from hermes_jax.tools.context import ToolContext, make_context
 from hermes_jax.tools.registry import Tool, resolve_toolsets
 from hermes_jax.tools.worker import WorkerServer
 
 TOOLS_PLACEHOLDER = "{tools}"
-"""In `env.system_prompt` this stands for the tools' schemas: for models whose chat template does not show them."""
+"""In `env.system_prompt` this stands for the tools and how to call them: for chat templates that don't show tools."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,8 @@ def open_players(config: Config, policy: Policy, worker: WorkerServer) -> Player
 
     Raises:
         BackendUnavailable: sandboxes don't work here; says which command mends that.
-        ValueError: unknown environment, toolset or parser, or a chat template that can't be used.
+        ValueError: unknown environment, toolset or parser.
+        TemplateError: the chat template can't be used, hides the tools, or the first prompt doesn't fit.
     """
     check_backend(config.env.terminal_backend)
     environment = load_environment(config.env.name, config.env.options)
@@ -105,14 +107,21 @@ def open_players(config: Config, policy: Policy, worker: WorkerServer) -> Player
     tools = resolve_toolsets(config.env.enabled_toolsets, config.env.disabled_toolsets or ())
     schemas = [tool.schema() for tool in tools.values()]
     environment.system_prompt = system_prompt(config, environment, schemas)
-    renderer = ChatRenderer(policy.tokenizer, template_arguments=config.model.template_arguments, tools=schemas)
-    concurrent = config.max_concurrent_episodes
-    return Players(config, environment, tools, renderer, worker, Gate(concurrent), policy)
+    renderer = ChatRenderer(
+        policy.tokenizer,
+        template_arguments=config.model.template_arguments,
+        tools=schemas,
+        stop_ids=policy.stop_ids,
+    )
+    examine(renderer)
+    check_prompt(renderer, environment.messages(environment.train_item(0)), config.model.context_length)
+    return Players(config, environment, tools, renderer, worker, Gate(config.max_concurrent_episodes), policy)
 
 
 def system_prompt(config: Config, environment: Environment, schemas: list[dict[str, Any]]) -> str | None:
-    """The system prompt with the tools in place of `{tools}`."""
+    """The system prompt, with an explanation of the tools in place of `{tools}`."""
     text = config.env.system_prompt if config.env.system_prompt is not None else environment.system_prompt
     if text is None or TOOLS_PLACEHOLDER not in text:
         return text
-    return text.replace(TOOLS_PLACEHOLDER, "\n".join(json.dumps(schema["function"]) for schema in schemas))
+    syntax = get_parser(config.env.tool_call_parser).syntax
+    return text.replace(TOOLS_PLACEHOLDER, tool_system_prompt(schemas, syntax))

@@ -20,7 +20,7 @@ class TerminalTest(Environment):
     """The terminal environment.
 
     Reward: 1.0 if the target file holds exactly what was asked for (white space around it aside) and nothing else about
-    the task is wrong; a part of it (0.5; 0.1 for counting) if the target contains it; else 0.
+    the task is wrong; a part of it (0.5; 0.1 for copy, rename and count) if the target contains it; else 0.
     """
 
     name = "terminal_test"

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# Where the family's dominant mistake leaves the expected text in the target, half the reward for it would be a place to
+# settle in: `mv` for `cp`, `cp` for `mv`, and `wc -l FILE`, which prints the name too.
+SMALL_PARTIAL = 0.1
+
 WORDS = (
     "amber apple arrow aspen badge basin beach birch blade bloom board brick brook brush cabin camel candle canyon "
     "castle cedar chalk cherry cliff cloud clover coast copper coral cotton crane creek crown daisy delta desert "
@@ -34,7 +38,7 @@ class Task:
         prompt: what the user asks.
         target: file (in the sandbox's work directory) that is read for the reward.
         expected: text that the target must hold, compared without surrounding white space.
-        partial: reward when the target only contains the expected text.
+        partial: reward when the target contains the expected text, but something about the task is wrong.
         files: files that exist before the episode starts.
         must_exist, must_not_exist: further conditions of full reward.
         numbers: the numbers of the task, in order (for the script).
@@ -101,14 +105,17 @@ def _sum(rng: np.random.Generator) -> tuple[str, Task]:
 def _copy(rng: np.random.Generator) -> tuple[str, Task]:
     source, target = _two_files(rng)
     text = f"{_word(rng)} {_word(rng)}"
-    task = Task("copy", f"Copy {source} to {target}", target, text, files={source: text}, must_exist=source)
+    task = Task(
+        "copy", f"Copy {source} to {target}", target, text, SMALL_PARTIAL, files={source: text}, must_exist=source
+    )
     return f"{source} {target}", task
 
 
 def _rename(rng: np.random.Generator) -> tuple[str, Task]:
     source, target = _two_files(rng)
     text = f"{_word(rng)} {_word(rng)}"
-    task = Task("rename", f"Rename {source} to {target}", target, text, files={source: text}, must_not_exist=source)
+    prompt = f"Rename {source} to {target}"
+    task = Task("rename", prompt, target, text, SMALL_PARTIAL, files={source: text}, must_not_exist=source)
     return f"{source} {target}", task
 
 
@@ -117,8 +124,7 @@ def _count(rng: np.random.Generator) -> tuple[str, Task]:
     lines = int(rng.integers(2, 10))
     text = "".join(f"{_word(rng)}\n" for _ in range(lines))
     prompt = f"Count the lines of {source} into {target}"
-    # `wc -l FILE` prints the name too: half the reward for it would be a place to settle in.
-    task = Task("count", prompt, target, str(lines), partial=0.1, files={source: text}, numbers=(lines,))
+    task = Task("count", prompt, target, str(lines), SMALL_PARTIAL, files={source: text}, numbers=(lines,))
     return f"{source} {target}", task
 
 
