@@ -23,42 +23,14 @@ from jaxtyping import Bool
 from hermes_jax.clock import Clock, RealClock
 from hermes_jax.engines.base import Completion, EngineError, Sampling
 from hermes_jax.engines.device import DeviceThread, Submitted
+from hermes_jax.engines.metrics import EngineMetrics
 from hermes_jax.engines.requests import check_prompt, check_sampling, truncates
-from hermes_jax.engines.runner import Decoded, DecodeRows, ModelRunner, Shapes
-from hermes_jax.engines.sampling import Controls, seed_words
+from hermes_jax.engines.rows import Decoded, Shapes, decode_rows
+from hermes_jax.engines.runner import ModelRunner
 from hermes_jax.engines.slots import ChunkRow, Request, Slot, SlotTable
 from hermes_jax.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class EngineMetrics:
-    """Counters since the engine was built.
-
-    Args:
-        tokens_generated: sampled tokens.
-        prefill_tokens, prefill_tokens_padded: prompt ids computed; the same with padding.
-        prompt_tokens: ids of all prompts; what exceeds `prefill_tokens` was kept or copied.
-        copied_slots: cache rows copied for shared prompts.
-        decode_calls, decode_steps, prefill_calls: device calls, and steps inside the decode calls.
-        compilations: functions compiled; constant after warm-up.
-        busy_s: seconds with a request in flight.
-        decode_s, prefill_s: seconds the engine waited for such calls (prefill returns before the device is done).
-    """
-
-    tokens_generated: int = 0
-    prompt_tokens: int = 0
-    prefill_tokens: int = 0
-    prefill_tokens_padded: int = 0
-    copied_slots: int = 0
-    prefill_calls: int = 0
-    decode_calls: int = 0
-    decode_steps: int = 0
-    compilations: int = 0
-    busy_s: float = 0.0
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
 
 
 @dataclass
@@ -116,7 +88,6 @@ class JaxEngine:
         self.shapes = Shapes(slots, width, chunk, prefill_rows, decode_steps, max_stop_ids)
         self._vocab = model_config.vocab_size
         banned = _checked_banned(banned, model_config, width)
-        self._version = version
         self._clock = clock or RealClock()
         self._device = device_thread
         self._table = SlotTable(slots, chunk)
@@ -127,7 +98,7 @@ class JaxEngine:
 
         def build() -> ModelRunner:
             runner = ModelRunner(model_config, self.shapes, banned, dtype)
-            runner.publish(params)
+            runner.publish(params, version)
             return runner
 
         self._runner: Submitted[ModelRunner] | None = device_thread.submit(build)
@@ -215,9 +186,9 @@ class JaxEngine:
             self._fail_all(EngineError(f"the {'engine was closed' if self._closed else 'event loop ended'} mid-reply"))
             raise
         except Exception as error:
-            logger.exception("a device call of the engine failed")
+            logger.exception("the embedded engine failed; everything in flight ends")
             self._damaged = True  # it may have used up the cache that was donated to it
-            self._fail_all(EngineError(f"a device call of the engine failed: {type(error).__name__}: {error}"))
+            self._fail_all(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
         finally:
             self._metrics.busy_s += self._clock.now() - started
 
@@ -233,7 +204,7 @@ class JaxEngine:
         elif ready := [slot for slot in table.slots if slot.ready]:
             await self._decode(runner, ready)
         elif self._publications:
-            await self._swap(runner, self._publications.pop(0))
+            await self._swap(runner, self._publications[0])
         else:
             return False
         return True
@@ -256,10 +227,10 @@ class JaxEngine:
         self._metrics.decode_steps += int(out.steps)
         self._metrics.tokens_generated += int(out.count.sum())
         for slot in ready:
-            self._collect(slot, out)
+            self._collect(slot, out, runner.version)
         self._metrics.decode_s += self._clock.now() - started
 
-    def _collect(self, slot: Slot, out: Decoded) -> None:
+    def _collect(self, slot: Slot, out: Decoded, version: int) -> None:
         """Adds what a decode call sampled to a slot's reply, and hands the reply over if it is complete."""
         request, row = slot.request, slot.index
         assert request is not None
@@ -272,7 +243,7 @@ class JaxEngine:
                 request.reply,
                 EngineError(
                     f"request {request.request_id!r}: the model gave logits that are not finite under weights "
-                    f"{self._version}; do the weights hold NaN or infinity?"
+                    f"{version}; do the weights hold NaN or infinity?"
                 ),
             )
         elif (stopped or len(request.token_ids) >= request.limit) and not request.is_dead:
@@ -281,24 +252,22 @@ class JaxEngine:
                     token_ids=tuple(request.token_ids),
                     logprobs=tuple(request.logprobs),
                     finish_reason="stop" if stopped else "length",
-                    versions=(self._version,) * len(request.token_ids),
+                    versions=(version,) * len(request.token_ids),
                 )
             )
         if request.is_dead:
             self._table.free(slot)
 
     async def _swap(self, runner: ModelRunner, publication: _Publication) -> None:
-        if publication.done.done():  # whoever published gave up
-            return
-        self._table.forget()
-        try:
-            await self._device.submit(runner.publish, publication.params)
-        except Exception as error:
-            _fail(publication.done, EngineError(f"weights {publication.version} could not be published: {error}"))
-            return
-        self._version = publication.version
-        if not publication.done.done():
-            publication.done.set_result(None)
+        if not publication.done.done():  # else whoever published gave up
+            self._table.forget()
+            try:
+                await self._device.submit(runner.publish, publication.params, publication.version)
+            except Exception as error:
+                _fail(publication.done, EngineError(f"weights {publication.version} could not be published: {error}"))
+            if not publication.done.done():
+                publication.done.set_result(None)
+        self._publications.pop(0)
 
     def _fail_all(self, error: EngineError) -> None:
         """Fails everything in flight and trusts no cache: a call may have ended halfway."""
@@ -313,29 +282,6 @@ class JaxEngine:
         self._table.waiting.clear()
         self._publications.clear()
         self._table.forget()
-
-
-def decode_rows(ready: list[Slot], shapes: Shapes) -> DecodeRows:
-    """The state of the slots that decode, as fresh arrays: jax may still read those of the call before."""
-    size = shapes.slots
-    token, position, left, index = (np.zeros(size, np.int32) for _ in range(4))
-    stop_ids = np.full((size, shapes.stop_ids), -1, np.int32)
-    seed = np.zeros((size, 2), np.uint32)
-    temperature, top_p, min_p = np.ones(size, np.float32), np.ones(size, np.float32), np.zeros(size, np.float32)
-    top_k = np.zeros(size, np.int32)
-    for slot in ready:
-        request, row = slot.request, slot.index
-        assert request is not None
-        made, sampling = len(request.token_ids), request.sampling
-        token[row] = request.token_ids[-1] if made else request.prompt[-1]
-        position[row] = len(request.prompt) - 1 + made
-        left[row], index[row] = request.limit - made, made
-        stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
-        seed[row] = seed_words(sampling.seed)
-        temperature[row] = sampling.temperature
-        if truncates(sampling):
-            top_p[row], top_k[row], min_p[row] = sampling.top_p, sampling.top_k, sampling.min_p
-    return DecodeRows(token, position, left, stop_ids, Controls(temperature, seed, index, top_p, top_k, min_p))
 
 
 def _checked_banned(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from hermes_jax.engines.sampling import Controls, sample
-from hermes_jax.engines.slots import ChunkRow, padded_chunks
+from hermes_jax.engines.rows import Decoded, DecodeRows, Shapes, padded_chunks
+from hermes_jax.engines.sampling import sample
+from hermes_jax.engines.slots import ChunkRow
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.head import logits
 from hermes_jax.models.transformer import (
@@ -30,67 +31,6 @@ from hermes_jax.models.transformer import (
     init_cache,
     unstack_layers,
 )
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The static shapes of an engine.
-
-    Args:
-        slots: cache rows; every decode step runs all of them. At least 4: a single row takes another matrix routine.
-        width: tokens per cache row, prompt and reply together: the context length.
-        chunk: ids per prefill chunk.
-        prefill_rows: rows of a prefill call, at least 4.
-        decode_steps: at most this many tokens per row and device call.
-        stop_ids: stop ids per request, at most.
-    """
-
-    slots: int
-    width: int
-    chunk: int = 32
-    prefill_rows: int = 8
-    decode_steps: int = 8
-    stop_ids: int = 8
-
-    def __post_init__(self) -> None:
-        for name, least in {
-            "slots": 4,
-            "prefill_rows": 4,
-            "width": 2,
-            "chunk": 1,
-            "decode_steps": 1,
-            "stop_ids": 1,
-        }.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"the engine needs {name} >= {least}, got {getattr(self, name)}")
-
-
-class DecodeRows(NamedTuple):
-    """What decode needs to know of each slot; idle slots have `left` = 0.
-
-    Args:
-        token: the input of the next step: last id of the prompt or last sampled id.
-        position: its position.
-        left: tokens that may still be sampled.
-        stop_ids: padded with -1.
-        controls: how to sample; `controls.index` is the number of the next token.
-    """
-
-    token: Int[Any, " slot"]
-    position: Int[Any, " slot"]
-    left: Int[Any, " slot"]
-    stop_ids: Int[Any, "slot stop"]
-    controls: Controls
-
-
-class Decoded(NamedTuple):
-    """What one decode call sampled: the first `count` entries of a row are its tokens."""
-
-    token_ids: Int[Any, "slot step"]
-    logprobs: Float[Any, "slot step"]
-    count: Int[Any, " slot"]
-    stopped: Bool[Any, " slot"]
-    steps: Int[Any, ""]
 
 
 @dataclass
@@ -123,13 +63,14 @@ class ModelRunner:
         self.compilations = Compilations()
         self.banned = jnp.asarray(banned)
         self.params: Params | None = None
+        self.version = -1
         self.cache = init_cache(config, shapes.slots, shapes.width, dtype)
         self._prefill = self._jit(self._prefill_step, donate=1)
         self._decode = self._jit(self._decode_loop, donate=1, static="truncate")
         self._copy = self._jit(_copy_rows, donate=0)
         self._own = self._jit(partial(_own_params, dtype=dtype))
 
-    def publish(self, params: Params) -> None:
+    def publish(self, params: Params, version: int) -> None:
         """Takes over weights as real copies, one array per layer: the learner may donate its own at once.
 
         Raises:
@@ -139,6 +80,7 @@ class ModelRunner:
         self.params = None  # free the old ones first: the peak holds one copy
         self.params = self._own(params)
         jax.block_until_ready(self.params)
+        self.version = version
 
     def reset(self) -> None:
         """A fresh cache, after a failed call may have left none."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -214,17 +214,3 @@ class SlotTable:
     def _usable(self, shared: int, target: Ids) -> int:
         """Prefill goes on at the start of a chunk, unless nothing is left to do."""
         return shared if shared == len(target) else shared - shared % self.chunk
-
-
-def padded_chunks(
-    chunks: Iterable[ChunkRow], *, rows: int, chunk: int, width: int
-) -> tuple[Int[np.ndarray, "row chunk"], Int[np.ndarray, "row chunk"], Int[np.ndarray, " row"]]:
-    """Ids, positions and slots of one prefill call; padding sits at position `width`, which is never written."""
-    ids = np.zeros((rows, chunk), np.int32)
-    positions = np.full((rows, chunk), width, np.int32)
-    slots = np.zeros(rows, np.int32)
-    for row, (slot, start, part) in enumerate(chunks):
-        ids[row, : len(part)] = part
-        positions[row, : len(part)] = np.arange(start, start + len(part))
-        slots[row] = slot
-    return ids, positions, slots

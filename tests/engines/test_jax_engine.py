@@ -11,6 +11,7 @@ from scipy import stats
 
 from hermes_jax.engines.base import EngineError, Sampling
 from hermes_jax.engines.device import DeviceThread
+from hermes_jax.engines.rows import decode_rows
 from tests.engines.tiny import (
     fill_cache,
     full_logits,
@@ -409,7 +410,6 @@ def test_decode_updates_the_cache_in_place(engine):
 def test_decode_needs_no_scratch_copy_of_the_cache(device):
     engine = make_engine(device, CONFIG, PARAMS, slots=64, width=256)
     runner = engine._runner.result()
-    from hermes_jax.engines.jax_engine import decode_rows
 
     def scratch_bytes():
         lowered = runner._decode.lower(

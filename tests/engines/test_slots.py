@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_jax.engines.base import Sampling
-from hermes_jax.engines.slots import NO_IDS, Request, SlotTable, common_prefix, padded_chunks
+from hermes_jax.engines.rows import padded_chunks
+from hermes_jax.engines.slots import NO_IDS, Request, SlotTable, common_prefix
 
 GARBAGE = -7
 

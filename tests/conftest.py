@@ -1,0 +1,19 @@
+"""Fixtures that several folders of tests share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Hugging Face folder of SmolLM2-135M-Instruct: `HERMES_JAX_SMOLLM2`, else models/smollm2, made if absent."""
+    given = os.environ.get("HERMES_JAX_SMOLLM2")
+    folder = Path(given) if given else REPOSITORY / "models" / "smollm2"
+    subprocess.run([sys.executable, REPOSITORY / "scripts" / "get_smollm2.py", "--to", folder], check=True)
+    return folder
