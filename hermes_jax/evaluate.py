@@ -54,13 +54,13 @@ async def _evaluate(saved: Any, config: Config, worker: WorkerServer, episodes: 
     from hermes_jax.config import ConfigError
     from hermes_jax.engines.device import DeviceThread
     from hermes_jax.evaluator import evaluate
-    from hermes_jax.playing import open_players
+    from hermes_jax.playing import open_players, open_stage
     from hermes_jax.saved_policy import open_saved, read_params
     from hermes_jax.telemetry.episodes import EpisodeLog
 
     with DeviceThread() as device:
         policy = open_saved(saved, config)
-        players = open_players(config, policy, worker)
+        players = open_players(await open_stage(config, worker), policy)
         mesh = await device.submit(open_mesh, config)
         params, step = await device.submit(read_params, saved, config, policy, mesh)
         engine = await asyncio.to_thread(open_engine, config, policy, params, device, step)

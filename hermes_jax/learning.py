@@ -39,6 +39,7 @@ class Learning:
         self.score = make_score(policy.config, mesh, forward_options(config, policy))
         self.state: TrainState | None = None
         self.reference: Any = None
+        self._last: dict[str, Any] = {}
 
     def load(self, folder: Any) -> Any:
         """fp32 parameters of an HF folder, on the mesh."""
@@ -67,16 +68,12 @@ class Learning:
         """One update; its metrics stay on the device."""
         assert self.state is not None
         self.state, metrics = phase.update_step(self.state, batch)
+        self._last = metrics
         return metrics
 
     def train(self, phase: Phase, batches: Sequence[PackedBatch], passes: int) -> dict[str, float]:
-        """`passes` times over all batches; one number per metric.
-
-        Raises:
-            TooManySkipped: `grpo.max_skipped_steps` updates in a row were not finite.
-        """
+        """`passes` times over all batches; one number per metric."""
         rows = [jax.device_get(self.imitate(phase, batch)) for _ in range(passes) for batch in batches]
-        self.check_skipped(rows[-1])
         return merge_updates(rows) | self.counters()
 
     def counters(self) -> dict[str, float]:
@@ -88,15 +85,20 @@ class Learning:
             "skipped_in_a_row": int(self.state.skipped_in_a_row),
         }
 
-    def check_skipped(self, last: dict[str, Any]) -> None:
-        """Raises TooManySkipped when the limit is reached; `last` are the metrics of the last update."""
+    def check_skipped(self) -> None:
+        """Looks at the updates so far.
+
+        Raises:
+            TooManySkipped: `grpo.max_skipped_steps` or more in a row were not finite.
+        """
         assert self.state is not None
         skipped, limit = int(self.state.skipped_in_a_row), self.config.grpo.max_skipped_steps
         if skipped >= limit:
             raise TooManySkipped(
-                f"{skipped} updates in a row had a loss or gradient that is not finite (last loss "
-                f"{float(last['loss'])}, gradient norm {float(last['grad_norm'])}); parameters are unchanged since. "
-                "Lower optimizer.learning_rate, or set grpo.log_ratio_clamp, and resume from the last checkpoint; "
+                f"{skipped} updates in a row had a loss or gradient that is not finite (the last one: loss "
+                f"{float(self._last['loss'])}, gradient norm {float(self._last['grad_norm'])}); the parameters are "
+                "those before them. To use them, write them out (python -m hermes_jax.export RUN --to DIR) and start a "
+                "new run (model.path=DIR) with a lower learning rate or with grpo.log_ratio_clamp; "
                 "grpo.max_skipped_steps sets this limit"
             )
 

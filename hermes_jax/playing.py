@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hermes_jax.assembly import Policy
-from hermes_jax.config import Config
+from hermes_jax.config import Config, ConfigError
 from hermes_jax.data.seeds import fold_seed
 from hermes_jax.data.trajectory import Episode
 from hermes_jax.engines.base import TokenEngine
 from hermes_jax.rollout.agent import Agent, EpisodeLimits
 from hermes_jax.rollout.chat import ChatRenderer
 from hermes_jax.rollout.collect import Collector, Gate
-from hermes_jax.rollout.environment import Environment, load_environment
+from hermes_jax.rollout.environment import Environment, call, load_environment
 from hermes_jax.rollout.parsers import get_parser
 from hermes_jax.rollout.scripted import demonstration_episode
 from hermes_jax.rollout.template_check import check_prompt, examine
@@ -38,6 +40,8 @@ class Players:
         config, environment, tools, renderer: of the run.
         worker: server that runs sandboxes and reward functions.
         gate: bounds the episodes that run at once.
+        policy: whom they play.
+        notes: lines for people, about the chat template and the environment.
     """
 
     config: Config
@@ -47,6 +51,7 @@ class Players:
     worker: WorkerServer
     gate: Gate
     policy: Policy
+    notes: tuple[str, ...]
 
     def collector(self, engine: TokenEngine, temperature: float) -> Collector:
         """Plays episodes at a temperature; 0 = greedy."""
@@ -93,19 +98,51 @@ class Players:
         )
 
 
-def open_players(config: Config, policy: Policy, worker: WorkerServer) -> Players:
-    """Environment, tools and renderer of the config; the sandbox backend is tried.
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What can be made, and found wrong, before there is a policy."""
+
+    config: Config
+    environment: Environment
+    tools: Mapping[str, Tool]
+    worker: WorkerServer
+
+
+async def open_stage(config: Config, worker: WorkerServer) -> Stage:
+    """Environment and tools of the config; the sandbox backend is tried.
 
     Raises:
         BackendUnavailable: sandboxes don't work here; says which command mends that.
-        ValueError: unknown environment, toolset or parser.
-        TemplateError: the chat template can't be used, hides the tools, or the first prompt doesn't fit.
+        ConfigError: unknown environment, toolset or parser.
     """
-    check_backend(config.env.terminal_backend)
-    environment = load_environment(config.env.name, config.env.options)
-    environment.setup()
-    tools = resolve_toolsets(config.env.enabled_toolsets, config.env.disabled_toolsets or ())
-    schemas = [tool.schema() for tool in tools.values()]
+    env = config.env
+    await asyncio.to_thread(check_backend, env.terminal_backend)
+    with _naming("env.name or env.options"):
+        environment = load_environment(env.name, env.options)
+    with _naming("env.enabled_toolsets or env.disabled_toolsets"):
+        tools = resolve_toolsets(env.enabled_toolsets, env.disabled_toolsets or ())
+    with _naming("env.tool_call_parser"):
+        get_parser(env.tool_call_parser)
+    await call(environment.setup)
+    return Stage(config, environment, tools, worker)
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
+def open_players(stage: Stage, policy: Policy) -> Players:
+    """What plays the policy; its chat template and the first prompts are examined.
+
+    Raises:
+        TemplateError: the chat template can't be used, hides the tools, or a prompt doesn't fit into the context.
+    """
+    config, environment = stage.config, stage.environment
+    schemas = [tool.schema() for tool in stage.tools.values()]
     environment.system_prompt = system_prompt(config, environment, schemas)
     renderer = ChatRenderer(
         policy.tokenizer,
@@ -113,9 +150,16 @@ def open_players(config: Config, policy: Policy, worker: WorkerServer) -> Player
         tools=schemas,
         stop_ids=policy.stop_ids,
     )
-    examine(renderer)
-    check_prompt(renderer, environment.messages(environment.train_item(0)), config.model.context_length)
-    return Players(config, environment, tools, renderer, worker, Gate(config.max_concurrent_episodes), policy)
+    notes = examine(renderer).lines()
+    for item in [environment.train_item(0), *list(environment.eval_items())[:1]]:
+        check_prompt(renderer, environment.messages(item), config.model.context_length)
+    if environment.uses_wall_clock:
+        notes.append(
+            f"environment {environment.name}: its reward uses wall-clock time, so a run can't be reproduced exactly, "
+            "neither by repeating nor by resuming it"
+        )
+    gate = Gate(config.max_concurrent_episodes)
+    return Players(config, environment, stage.tools, renderer, stage.worker, gate, policy, tuple(notes))
 
 
 def system_prompt(config: Config, environment: Environment, schemas: list[dict[str, Any]]) -> str | None:

@@ -26,7 +26,8 @@ class RunLog:
 
     Args:
         config, run: of the run.
-        resume_after: (phase, step) of the checkpoint from which it goes on; later rows are removed. None = a new run.
+        resume_after: (phase, step) of the checkpoint from which it goes on, -1 if it has none; later rows are removed.
+            None = a new run.
     """
 
     def __init__(self, config: Config, run: RunFolder, resume_after: tuple[str, int] | None) -> None:
@@ -39,7 +40,7 @@ class RunLog:
             project = config.logging.wandb_project
             writers.append(WandbWriter(project=project, name=name, folder=run.root, config=config.model_dump()))
         self.metrics = MetricsLog(writers)
-        after = resume_after[1] if resume_after and resume_after[0] == "train" else 0
+        after = resume_after[1] if resume_after and resume_after[0] == "train" else -1
         self.episodes = EpisodeLog(run.episodes, resume_after=None if resume_after is None else after)
         self.progress = Progress(config.logging.progress)
         self.lag, self.compilations = LoopLag(), Compilations()
@@ -52,12 +53,13 @@ class RunLog:
         self.compilations.start()
 
     def write(self, step: int, values: Mapping[str, Any], *, phase: str = "train") -> None:
-        """Writes a row and keeps it for `show`."""
-        self._shown = self.metrics.log(step, values, phase=phase)
+        """Writes a row and keeps it for `show`; a step may have several."""
+        self._shown |= self.metrics.log(step, values, phase=phase)
 
     def show(self, step: int) -> None:
-        """Shows the last row."""
+        """Shows what was written since the last call."""
         self.progress.update(step, self._shown)
+        self._shown = {}
 
     def speeds(
         self,

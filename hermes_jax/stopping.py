@@ -1,11 +1,22 @@
-"""Ctrl-C and SIGTERM: end what is under way, save, and go."""
+"""Ctrl-C and SIGTERM: end what is under way, save, and go; within seconds, whatever hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Coroutine
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STATUS = 130
+"""Exit status of a command that a signal stopped."""
+PATIENCE_S = 11.0
+"""Longest time between a signal and the end; saving does not count."""
 
 T = TypeVar("T")
 
@@ -17,24 +28,40 @@ class Stopped(Exception):
 class StopSignal:
     """Turns the first SIGINT or SIGTERM into `Stopped` at a place where the state can be saved.
 
-    A second signal has its usual, immediate effect.
+    A second signal ends the process at once. So does a thread when the first one has no effect for `patience_s`: an
+    update or a compilation can't be interrupted, and a reward function may hang.
+
+    Args:
+        last_words: what is saved and how to go on, to be printed then.
+        patience_s: see above.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_words: Callable[[], str], patience_s: float = PATIENCE_S) -> None:
+        self._last_words, self._patience_s = last_words, patience_s
         self._event = asyncio.Event()
         self._name = ""
+        self._before: dict[int, Any] = {}
+        self._waiting_since = 0.0
+        self._saving = self._over = False
 
     def install(self) -> None:
-        """Listens on the running loop."""
+        """Listens on the running loop, which must be that of the main thread."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_first, number)
 
     def remove(self) -> None:
-        """Gives both signals their usual effect back."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        """Gives both signals the effect that they had before; the process is no longer ended from here."""
+        self._over = True
+        self._forget()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def came(self) -> bool:
+        """Whether a signal came."""
+        return self._event.is_set()
 
     def check(self) -> None:
         """Raises Stopped if a signal came."""
@@ -58,7 +85,38 @@ class StopSignal:
             task.cancel()
             waiter.cancel()
 
-    def _on_signal(self, number: int) -> None:
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """What happens inside may take as long as it takes: a checkpoint is worth waiting for."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving, self._waiting_since = False, time.monotonic()
+
+    def _forget(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _on_first(self, number: int) -> None:
         self._name = signal.Signals(number).name
         self._event.set()
-        self.remove()
+        self._forget()
+        for each in SIGNALS:
+            signal.signal(each, lambda *_: self._end("ended at once, as it came again"))
+        self._waiting_since = time.monotonic()
+        threading.Thread(target=self._watch, name="stop", daemon=True).start()
+
+    def _watch(self) -> None:
+        while self._saving or time.monotonic() - self._waiting_since < self._patience_s:
+            if self._over:
+                return
+            time.sleep(0.05)
+        self._end(f"ended by force, as something did not stop within {self._patience_s:g} s")
+
+    def _end(self, how: str) -> None:
+        """Ends the process without any clean-up; the worker server sees that and ends the sandboxes."""
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live display may have hidden it
+        os.write(2, f"{show_cursor}\n{self._name}: {how}; {self._last_words()}\n".encode())
+        os._exit(STATUS)

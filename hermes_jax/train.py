@@ -8,9 +8,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes_jax.config import Config, ConfigError, help_config, load
+from hermes_jax.resuming import check_same_training
 from hermes_jax.run_folder import RunFolder, RunFolderError, open_run_folder
+from hermes_jax.stopping import STATUS, Stopped
+
+if TYPE_CHECKING:
+    from hermes_jax.tools.worker import WorkerServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,20 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, RunFolderError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("SIGINT: stopped before the run began", file=sys.stderr)
+        return STATUS
 
 
 def _config_and_run(options: argparse.Namespace, overrides: list[str]) -> tuple[Config, RunFolder]:
-    files = list(options.config)
+    files, resume = list(options.config), options.resume is not None
     if options.resume:
-        saved = RunFolder(Path(options.resume)).config
-        if not saved.exists():
-            raise RunFolderError(f"nothing to resume: {options.resume} holds no run (no config.yaml)")
-        files, overrides = [str(saved), *files], [*overrides, f"run_dir={options.resume}"]
+        run = open_run_folder(Path(options.resume), resume=resume, overwrite=options.overwrite)
+        files, overrides = [str(run.config), *files], [*overrides, f"run_dir={options.resume}"]
     if not files:
         raise ConfigError("give a config: --config FILE, or --resume RUN to go on with a run")
     config = load(*files, overrides=overrides)
-    resume = options.resume is not None
-    return config, open_run_folder(Path(config.run_dir), resume=resume, overwrite=options.overwrite)
+    run = open_run_folder(Path(config.run_dir), resume=resume, overwrite=options.overwrite)
+    if resume:
+        check_same_training(load(run.config), config, run.config)
+    return config, run
 
 
 def _run(config: Config, run: RunFolder, *, resume: bool) -> int:
@@ -52,17 +61,25 @@ def _run(config: Config, run: RunFolder, *, resume: bool) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with WorkerServer() as worker:  # before jax: nothing forks after it
         from hermes_jax.known_errors import KNOWN_ERRORS
-        from hermes_jax.stopping import Stopped
-        from hermes_jax.trainer import Trainer
 
         try:
-            asyncio.run(Trainer(config, run, worker, resume=resume).run()).print()
-        except Stopped:
-            return 130
+            asyncio.run(_train(config, run, worker, resume))
         except KNOWN_ERRORS as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+async def _train(config: Config, run: RunFolder, worker: WorkerServer, resume: bool) -> None:
+    from hermes_jax.trainer import Trainer
+
+    try:
+        report = await Trainer(config, run, worker, resume=resume).run()
+    except Stopped:
+        worker.close()
+        sys.stdout.flush()
+        os._exit(STATUS)  # all is saved; a thread that hangs in somebody's reward function would hold the process
+    report.print()
 
 
 if __name__ == "__main__":

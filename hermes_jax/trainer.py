@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,25 @@ import jax
 
 from hermes_jax.assembly import Phase, grpo_phase, open_engine, open_mesh, open_policy, packing_buckets
 from hermes_jax.assembly import warm_start_phase as make_warm_start
-from hermes_jax.config import Config, dump
+from hermes_jax.config import Config, ConfigError, dump
 from hermes_jax.data.packing import PackedBatch, pack, pack_parts, split_by_group
-from hermes_jax.data.trajectory import Group, Outcome
+from hermes_jax.data.trajectory import Episode, Group, Outcome
 from hermes_jax.engines.device import DeviceThread
 from hermes_jax.engines.jax_engine import JaxEngine
+from hermes_jax.episode_failures import FailureNotes, NothingPlayed, require_some
 from hermes_jax.episode_metrics import step_rewards, train_metrics
 from hermes_jax.evaluator import Evaluation, evaluate
-from hermes_jax.learner.checkpoint import Checkpoints
+from hermes_jax.known_errors import KNOWN_ERRORS, disk_errors_named
+from hermes_jax.learner.checkpoint import CheckpointError
 from hermes_jax.learner.signal import Signal, imitation_signal, make_signal
 from hermes_jax.learning import Learning
 from hermes_jax.models import save_model
-from hermes_jax.playing import Players, open_players
+from hermes_jax.playing import Stage, open_players, open_stage
 from hermes_jax.report import Report
 from hermes_jax.rollout.collect import collect_groups
 from hermes_jax.run_folder import RunFolder
 from hermes_jax.run_log import RunLog
+from hermes_jax.saving import TRAIN, WARM_START, Saving
 from hermes_jax.stopping import Stopped, StopSignal
 from hermes_jax.telemetry.alarms import StepRewards, reward_alarms
 from hermes_jax.telemetry.metrics import of_update
@@ -36,6 +40,8 @@ from hermes_jax.tools.worker import WorkerServer
 
 RATIO_ALARM = 1e-5
 """Largest |ratio - 1| that the first pass of a step may show: the scorer and the update run the same forward."""
+LOG_EVERY = 25
+"""Updates of the warm start between two looks at their metrics, which wait for the device."""
 
 
 class Trainer:
@@ -50,132 +56,173 @@ class Trainer:
 
     def __init__(self, config: Config, run: RunFolder, worker: WorkerServer, *, resume: bool = False) -> None:
         self.config, self.run_folder, self.worker, self.resume = config, run, worker, resume
-        self.stop = StopSignal()
-        self.step = 0
+        self.saving = Saving(config, run)
+        self.stop = StopSignal(self.saving.how_to_go_on)
+        self.phase: Phase | None = None
+        self.engine: JaxEngine | None = None
+        self.part, self.step = WARM_START, 0
         self.before: Mapping[str, float | None] | None = None
+        self.evaluated: int | None = None
         self.rewards: list[StepRewards] = []
+        self.failures = FailureNotes()
 
     async def run(self) -> Report:
         """Trains to `env.total_steps` and evaluates before and after.
 
         Raises:
             Stopped: a signal came; the run is saved and can be resumed.
+            KNOWN_ERRORS: the same, if there was anything to save.
         """
-        if not self.resume:
-            self.run_folder.config.write_text(dump(self.config))
-        with DeviceThread() as device:
-            self.device = device
-            await self._open()
-            self.stop.install()
-            try:
-                await self._warm_start()
-                await self._train()
-                return await self._finish()
-            except Stopped as stopped:
-                await self._save_and_say(stopped)
-                raise
-            finally:
-                await self._close()
+        self.stop.install()
+        try:
+            with DeviceThread() as self.device:
+                await self._open()
+                try:
+                    with disk_errors_named(self.run_folder.root):
+                        await self._warm_start()
+                        await self._train()
+                        return await self._finish()
+                except (Stopped, *KNOWN_ERRORS) as reason:
+                    await self._save_and_say(reason)
+                    raise
+                finally:
+                    await self._close()
+        finally:
+            self.stop.remove()
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        """Makes the parts. Whatever can be found wrong is found before the run folder is touched."""
         config, run = self.config, self.run_folder
-        self.policy = open_policy(config, run)
-        self.players: Players = open_players(config, self.policy, self.worker)
+        stage = await open_stage(config, self.worker)
+        if config.model.builder is None:
+            await self._open_policy(stage)
+        self._check_stop_before_start()
+        with disk_errors_named(run.root):
+            run.begin(dump(config), resume=self.resume)
+            if config.model.builder is not None:
+                await self._open_policy(stage)
         self.mesh = await self.device.submit(open_mesh, config)
         self.learning = Learning(config, self.policy, self.mesh)
-        self.phase: Phase | None = None
-        self.engine: JaxEngine | None = None
-        checkpoint = config.checkpoint
-        kept, later = checkpoint.keep_last, checkpoint.asynchronous
-        self.warm_checkpoints = Checkpoints(run.warm_checkpoints, keep_last=kept, asynchronous=later)
-        self.checkpoints = Checkpoints(
-            run.checkpoints, keep_last=kept, keep_best=checkpoint.keep_best, asynchronous=later
-        )
-        warm = config.warm_start.steps > 0 and not run.start.exists()
-        found = (self.warm_checkpoints if warm else self.checkpoints).latest_step() if self.resume else None
-        self.log = RunLog(config, run, ("warm_start" if warm else "train", found or 0) if self.resume else None)
+        self.part = self.saving.part_to_resume()
+        found = await self.device.submit(self.saving.latest_step, self.part) if self.resume else None
+        self.log = RunLog(config, run, (self.part, -1 if found is None else found) if self.resume else None)
         self.log.start()
+        for line in self.players.notes:
+            self.log.progress.print(line)
+        self._check_stop_before_start()
+
+    def _check_stop_before_start(self) -> None:
+        try:
+            self.stop.check()
+        except Stopped as stopped:
+            print(f"{stopped}: stopped before the first step; {self.saving.how_to_go_on()}", file=sys.stderr)
+            raise
+
+    async def _open_policy(self, stage: Stage) -> None:
+        self.policy = await asyncio.to_thread(open_policy, self.config, self.run_folder)
+        self.players = await asyncio.to_thread(open_players, stage, self.policy)
 
     async def _close(self) -> None:
         if self.engine is not None:
             await self.engine.close()
-        for checkpoints in (self.warm_checkpoints, self.checkpoints):
-            await self.device.submit(checkpoints.close)
-        self.log.close()
+        try:
+            await self.device.submit(self.saving.close)
+        finally:
+            self.log.close()
 
     # -- warm start ------------------------------------------------------------------------------------------------
 
     async def _warm_start(self) -> None:
         steps = self.config.warm_start.steps
-        if steps == 0 or self.run_folder.start.exists():
+        if self.part != WARM_START:
             return
         self.phase = make_warm_start(self.config, self.policy, self.mesh)
-        self.step = await self._begin(self.phase, self.warm_checkpoints, self.policy.folder)
+        self.step = await self._begin(self.phase, self.policy.folder)
         self.log.progress.start("warm start", steps, self.step)
-        prepared = asyncio.create_task(asyncio.to_thread(self._imitation_batch, self.step))
-        pending: list[tuple[int, Any, float]] = []
+        prepared = self._prepare_imitation(self.step)
+        updates: list[tuple[int, Any, float]] = []
         began = time.monotonic()
-        while self.step < steps:
-            batch, padding = await prepared
-            if self.step + 1 < steps:
-                prepared = asyncio.create_task(asyncio.to_thread(self._imitation_batch, self.step + 1))
-            metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
-            self.step += 1
-            pending.append((self.step, metrics, padding))
-            if self.step % 25 == 0 or self.step == steps:
-                await self._log_imitation(pending, began)
-                pending, began = [], time.monotonic()
-            await self._save_if_due(self.warm_checkpoints, steps)
-            self.stop.check()
+        try:
+            while self.step < steps:
+                batch, padding = await prepared
+                if self.step + 1 < steps:
+                    prepared = self._prepare_imitation(self.step + 1)
+                metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
+                self.step += 1
+                updates.append((self.step, metrics, padding))
+                due = self.saving.is_due(self.step, steps)
+                if due or self.stop.came or self.step % LOG_EVERY == 0:
+                    await self._log_imitation(updates, began)
+                    updates, began = [], time.monotonic()
+                if due:
+                    await self._save()
+                if not updates:
+                    await self.device.submit(self.learning.check_skipped)
+                self.stop.check()
+        finally:
+            prepared.cancel()
         await self.device.submit(self._export, self.run_folder.start)
-        await self.device.submit(self.warm_checkpoints.wait)
+        await self.device.submit(self.saving.wait)
+
+    def _prepare_imitation(self, step: int) -> asyncio.Task[tuple[PackedBatch, float]]:
+        """Plays and packs a step's scripted episodes beside the update of the step before."""
+        return asyncio.create_task(asyncio.to_thread(self._imitation_batch, step))
 
     def _imitation_batch(self, step: int) -> tuple[PackedBatch, float]:
         count = self.config.warm_start.episodes_per_step
         sequences = imitation_signal(self.players.demonstrations(step, count))
         if not sequences:
-            raise ValueError(
+            raise ConfigError(
                 f"warm_start.steps is {self.config.warm_start.steps}, but environment {self.config.env.name} has no "
                 "scripted episodes (Environment.demonstrate); set warm_start.steps to 0"
+            )
+        longest = max(len(sequence.trajectory) for sequence in sequences)
+        if longest > self.config.model.context_length:
+            raise ConfigError(
+                f"a scripted episode of the warm start has {longest} tokens; raise model.context_length "
+                f"({self.config.model.context_length})"
             )
         buckets = packing_buckets(self.config, self.policy, self.mesh, len(sequences))
         batch, layout = pack(sequences, buckets)
         return batch, layout.padding_share
 
-    async def _log_imitation(self, pending: list[tuple[int, Any, float]], began: float) -> None:
-        rows = await self.device.submit(jax.device_get, [metrics for _, metrics, _ in pending])
-        await self.device.submit(self.learning.check_skipped, rows[-1])
+    async def _log_imitation(self, updates: list[tuple[int, Any, float]], began: float) -> None:
+        rows = await self.device.submit(jax.device_get, [metrics for _, metrics, _ in updates])
         names = ("loss", "grad_norm", "learning_rate", "num_tokens", "entropy_mean", "update_skipped")
-        seconds = (time.monotonic() - began) / len(pending)
+        seconds = (time.monotonic() - began) / len(updates)
         tokens = sum(float(row["num_tokens"]) for row in rows) / len(rows)
-        for (step, _, padding), row in zip(pending, rows, strict=True):
+        for (step, _, padding), row in zip(updates, rows, strict=True):
             values = {f"warm_start/{name}": row[name] for name in names}
             speed = {"warm_start/trained_tokens_per_s": tokens / seconds, "warm_start/seconds": seconds}
-            self.log.write(step, {**values, **speed, "warm_start/padding_share": padding}, phase="warm_start")
-        self.log.show(pending[-1][0])
+            self.log.write(step, {**values, **speed, "warm_start/padding_share": padding}, phase=WARM_START)
+        self.log.show(updates[-1][0])
 
     # -- GRPO ------------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
         config, run = self.config, self.run_folder
         start = run.start if run.start.exists() else self.policy.folder
+        self.part = TRAIN
         self.phase = grpo_phase(config, self.policy, self.mesh)
-        self.step = await self._begin(self.phase, self.checkpoints, start)
+        self.step = await self._begin(self.phase, start)
         self.learning.reference = await self.device.submit(self.learning.load, start)
         params = self.learning.state.params if self.learning.state else None
         self.engine = await asyncio.to_thread(open_engine, config, self.policy, params, self.device, self.step)
+        await self.device.submit(self.log.measure_peak)
         for line in (f"objective: {self.phase.spec.formula()}", *self.phase.spec.warnings()):
             self.log.progress.print(line)
         if self.before is None:
-            first = await self._evaluate(self.step)
+            first = await self._evaluate()
             self.before = first.metrics if first else {}
+        elif self._evaluation_is_due() and self.evaluated != self.step:
+            await self._evaluate()  # the run was stopped during this one
         self.log.progress.start("train", config.env.total_steps, self.step)
         while self.step < config.env.total_steps:
             await self._step()
             self.stop.check()
-        await self.device.submit(self.checkpoints.wait)
+        await self.device.submit(self.saving.wait)
 
     async def _step(self) -> None:
         """One step: a collection, the passes over it, a publication."""
@@ -183,11 +230,8 @@ class Trainer:
         assert self.engine is not None
         assert self.phase is not None
         engine_before = self.engine.metrics()
-        items = [self.players.environment.train_item(n) for n in range(*self._items(self.step))]
-        collector = self.players.collector(self.engine, config.grpo.temperature)
         with seconds("collect"):
-            work = collect_groups(collector, items, group_size=config.env.group_size, seed=config.seed, step=self.step)
-            groups = await self.stop.guard(work)
+            groups = await self._collect()
         with seconds("pack"):
             signal, batches, packing = await asyncio.to_thread(self._pack, groups)
         updated: Mapping[str, float] = {}
@@ -197,10 +241,10 @@ class Trainer:
             with seconds("update"):
                 passes = config.grpo.iterations_per_batch
                 updated = await self.device.submit(self.learning.train, self.phase, scored, passes)
+        self.step += 1
         with seconds("publish"):
             assert self.learning.state is not None
-            await self.engine.publish(self.learning.state.params, self.step + 1)
-        self.step += 1
+            await self.engine.publish(self.learning.state.params, self.step)
         values = {
             **train_metrics(groups),
             "groups/count": len(groups),
@@ -212,26 +256,48 @@ class Trainer:
         }
         values |= self.log.speeds(values, seconds.taken, self.policy, groups, config.grpo.iterations_per_batch)
         values |= self.log.engine_counters(engine_before, self.engine.metrics())
-        await self._after_step(values, groups, signal, began)
-
-    async def _after_step(
-        self, values: dict[str, float | None], groups: list[Group], signal: Signal, began: float
-    ) -> None:
-        config = self.config
-        if config.logging.save_episodes:
-            episodes = [episode for group in groups for episode in group.episodes]
-            await asyncio.to_thread(self.log.episodes.write, self.step, episodes)
-        due = config.env.steps_per_eval and self.step % config.env.steps_per_eval == 0
-        evaluation = await self._evaluate(self.step) if due and self.step < config.env.total_steps else None
-        saving = time.monotonic()
-        metric = evaluation.metrics.get(config.checkpoint.best_metric) if evaluation else None
-        await self._save_if_due(self.checkpoints, config.env.total_steps, metric)
-        values["seconds/checkpoint"] = time.monotonic() - saving
-        values["seconds/step"] = time.monotonic() - began
-        values["speed/steps_per_h"] = 3600 / (time.monotonic() - began)
-        self.log.write(self.step, values)
-        self.log.show(self.step)
+        self.log.write(self.step, values)  # before the checkpoint: a run that goes on from it has this row
         self._alarms(values, groups, signal)
+        await self._after_update(groups, seconds, began)
+        await self.device.submit(self.learning.check_skipped)
+
+    async def _after_update(self, groups: list[Group], seconds: _Stopwatch, began: float) -> None:
+        """What a step does besides learning: its episodes, an evaluation, a checkpoint."""
+        with seconds("episodes"):
+            await self._save_episodes(self.step, _episodes(groups))
+        metric = None
+        if self._evaluation_is_due():
+            with seconds("evaluate"):
+                evaluation = await self._evaluate()
+            metric = evaluation.metrics.get(self.config.checkpoint.best_metric) if evaluation else None
+        if self.saving.is_due(self.step, self.config.env.total_steps):
+            with seconds("checkpoint"):
+                await self._save(metric)
+        taken = time.monotonic() - began
+        later = {f"seconds/{name}": seconds.taken.get(name, 0.0) for name in ("episodes", "evaluate", "checkpoint")}
+        self.log.write(self.step, {**later, "seconds/step": taken, "speed/steps_per_h": 3600 / taken})
+        self.log.show(self.step)
+
+    async def _collect(self) -> list[Group]:
+        config, step = self.config, self.step
+        assert self.engine is not None
+        items = [self.players.environment.train_item(n) for n in range(*self._items(step))]
+        collector = self.players.collector(self.engine, config.grpo.temperature)
+        work = collect_groups(collector, items, group_size=config.env.group_size, seed=config.seed, step=step)
+        groups = await self.stop.guard(work)
+        await self._require_some(_episodes(groups), f"step {step + 1}", {"train": _episodes(groups)})
+        return groups
+
+    async def _require_some(self, episodes: Sequence[Episode], where: str, kinds: Mapping[str, Any]) -> None:
+        """Says which failures are new; if nothing worked, saves the episodes and raises NothingPlayed."""
+        for line in self.failures.new(episodes):
+            self.log.progress.print(f"warning: {where}: {line}")
+        try:
+            require_some(episodes, where, rewards="train" in kinds)
+        except NothingPlayed:
+            for kind, played in kinds.items():
+                await self._save_episodes(self.step + (kind == "train"), played, kind)
+            raise
 
     def _items(self, step: int) -> tuple[int, int]:
         """The prompt cursor before and after a step: tasks are taken in order, each once."""
@@ -271,66 +337,75 @@ class Trainer:
 
     # -- evaluation, saving, ending --------------------------------------------------------------------------------
 
-    async def _evaluate(self, step: int) -> Evaluation | None:
+    def _evaluation_is_due(self) -> bool:
+        """Between the evaluations before and after training, every `env.steps_per_eval` steps."""
+        every, total = self.config.env.steps_per_eval, self.config.env.total_steps
+        return bool(every) and 0 < self.step < total and self.step % every == 0
+
+    async def _evaluate(self) -> Evaluation | None:
         assert self.engine is not None
         self.log.progress.note("evaluating on held-out tasks")
         evaluation = await self.stop.guard(evaluate(self.players, self.engine))
         if evaluation is None:
             return None
-        self.log.write(step, evaluation.metrics)
-        if self.config.logging.save_episodes:
-            await asyncio.to_thread(self.log.episodes.write, step, evaluation.sampled, kind="eval_sampled")
-            await asyncio.to_thread(self.log.episodes.write, step, evaluation.greedy, kind="eval_greedy")
+        kinds = {"eval_sampled": evaluation.sampled, "eval_greedy": evaluation.greedy}
+        played = [*evaluation.sampled, *evaluation.greedy]
+        await self._require_some(played, f"the evaluation at step {self.step}", kinds)
+        self.log.write(self.step, evaluation.metrics)
+        for kind, episodes in kinds.items():
+            await self._save_episodes(self.step, episodes, kind)
+        self.evaluated = self.step
         return evaluation
 
-    async def _begin(self, phase: Phase, checkpoints: Checkpoints, folder: Path) -> int:
-        """State of a phase from its newest whole checkpoint when resuming, else from a model folder; its step."""
-        found = await self.device.submit(checkpoints.latest_step) if self.resume else None
-        for line in checkpoints.report() if self.resume else ():
+    async def _save_episodes(self, step: int, episodes: Sequence[Episode], kind: str = "train") -> None:
+        if self.config.logging.save_episodes:
+            await asyncio.to_thread(self.log.episodes.write, step, episodes, kind=kind)
+
+    async def _begin(self, phase: Phase, folder: Path) -> int:
+        """State of a part from its newest whole checkpoint when resuming, else from a model folder; its step."""
+        found = await self.device.submit(self.saving.latest_step, self.part) if self.resume else None
+        for line in self.saving.problems(self.part) if self.resume else ():
             self.log.progress.print(f"warning: {line}")
         if found is None:
             params = await self.device.submit(self.learning.load, folder)
             await self.device.submit(self.learning.begin, phase, params)
             return 0
-        restored = await self.device.submit(checkpoints.restore, self.learning.abstract(phase), found)
+        abstract = self.learning.abstract(phase)
+        restored = await self.device.submit(self.saving.restore, self.part, abstract, found)
         self.learning.state = restored.state
-        self.before = restored.host["before"]
+        self.before, self.evaluated = restored.host["before"], restored.host["evaluated"]
         self.rewards = [StepRewards(**row) for row in restored.host["rewards"]]
-        await self.device.submit(checkpoints.discard_after, found)
         self.log.progress.print(f"resumed from the checkpoint of step {found}")
         return int(restored.step)
 
-    async def _save_if_due(self, checkpoints: Checkpoints, total: int, metric: float | None = None) -> None:
-        every = self.config.checkpoint.every_steps
-        if (every and self.step % every == 0) or self.step == total:
-            await self.device.submit(self._save, checkpoints, metric)
+    async def _save(self, metric: float | None = None) -> None:
+        assert self.learning.state is not None
+        with self.stop.saving():
+            await self.device.submit(
+                self.saving.save, self.part, self.step, self.learning.state, self._host_state(), metric
+            )
 
-    def _save(self, checkpoints: Checkpoints, metric: float | None = None) -> None:
-        host = {
+    def _host_state(self) -> dict[str, Any]:
+        return {
             "step": self.step,
             "cursor": self._items(self.step)[0],
             "policy_version": self.step,
             "config": dump(self.config),
             "before": self.before,
+            "evaluated": self.evaluated,
             "rewards": [vars(row) | {"failures": dict(row.failures)} for row in self.rewards[-20:]],
         }
-        checkpoints.save(self.step, self.learning.state, host, metric=metric)
 
-    async def _save_and_say(self, stopped: Stopped) -> None:
+    async def _save_and_say(self, reason: BaseException) -> None:
         """Saves the step that was reached, unless it is saved already; one clear line."""
-        if self.learning.state is None or self.phase is None:
-            self.log.progress.print(f"{stopped}: stopped before the first step; nothing to save")
-            return
-        checkpoints = self.checkpoints if self.engine is not None else self.warm_checkpoints
-        if await self.device.submit(checkpoints.latest_step) != self.step:
-            await self.device.submit(self._save, checkpoints)
-        await self.device.submit(checkpoints.wait)
+        await self.device.submit(lambda: None)  # what the device is doing ends first
+        state = self.learning.state
+        if state is not None and not isinstance(reason, CheckpointError):
+            with self.stop.saving():
+                await self.device.submit(self.saving.save_last, self.part, self.step, state, self._host_state())
         self.log.progress.close()
-        name = "step" if checkpoints is self.checkpoints else "warm-start step"
-        self.log.progress.print(
-            f"{stopped}: saved at {name} {self.step}. Go on with: "
-            f"python -m hermes_jax.train --resume {self.run_folder.root}"
-        )
+        prefix = f"{reason}: " if isinstance(reason, Stopped) else ""
+        print(prefix + self.saving.how_to_go_on(), file=sys.stderr, flush=True)
 
     def _export(self, to: Path) -> None:
         assert self.learning.state is not None
@@ -339,11 +414,15 @@ class Trainer:
     async def _finish(self) -> Report:
         self.log.progress.note("exporting")
         await self.device.submit(self._export, self.run_folder.final)
-        after = await self._evaluate(self.step)
+        after = await self._evaluate()
         report = Report(self.run_folder, self.before or {}, after.metrics if after else {})
         report.save()
         self.log.progress.close()
         return report
+
+
+def _episodes(groups: Sequence[Group]) -> list[Episode]:
+    return [episode for group in groups for episode in group.episodes]
 
 
 class _Stopwatch:

@@ -51,6 +51,9 @@ class Environment:
     reward_functions: Sequence[RewardFunction] = ()
     """Instead of `compute_reward`: functions that look at the messages only. They run in the worker server, where a
     deadline ends even a busy loop."""
+    uses_wall_clock: bool = False
+    """Whether rewards depend on what time it is or how long something took: then no run can be reproduced exactly, and
+    the trainer says so."""
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})
