@@ -35,9 +35,8 @@ def _policy_loss_microbatches(inputs: dict, params: dict) -> dict:
     batch, spec = _batch(inputs), _spec(params)
     denominators = _denominators(batch, params)
     parts = [jax.tree.map(lambda x, a=a, b=b: x[a:b], batch) for a, b in params["row_ranges"]]
-    results = [_value_and_grad(part, spec, denominators) for part in parts]
-    losses = [loss for loss, _, _ in results]
-    return {"losses": losses, "total": sum(losses), "grad_logprobs": np.concatenate([grad for _, _, grad in results])}
+    losses, _, grads, _ = zip(*(_evaluate(part, spec, denominators) for part in parts), strict=True)
+    return {"losses": losses, "total": sum(losses), "grad_logprobs": np.concatenate(grads)}
 
 
 def _policy_loss_packed(inputs: dict, params: dict) -> dict:
@@ -113,9 +112,7 @@ def _gae(inputs: dict, params: dict) -> dict:
     mask, segments = _layout(inputs)
     bootstrap = _per_token(inputs.get("bootstrap_values", np.zeros(len(mask))), mask)
     rewards, values = _f32(inputs["token_rewards"]), _f32(inputs["values"])
-    advantages, returns = obj.gae(
-        rewards, values, bootstrap, mask, segments, gamma=params["gamma"], lam=params["lam"]
-    )
+    advantages, returns = obj.gae(rewards, values, bootstrap, mask, segments, gamma=params["gamma"], lam=params["lam"])
     if params["whiten"]:
         advantages = obj.whiten(advantages, mask, eps=params["whiten_eps"])
     return {"advantages": advantages, "returns": returns}
@@ -212,18 +209,18 @@ FUNCTIONS: dict[str, Callable[[dict, dict], dict]] = {
 
 
 def _policy_outputs(batch: obj.PolicyBatch, params: dict) -> dict:
-    spec = _spec(params)
-    loss, metrics, grad = _value_and_grad(batch, spec, _denominators(batch, params))
-    per_token = obj.token_losses(batch, spec).loss
-    return {"loss": loss, "grad_logprobs": grad, "per_token_loss": per_token, "metrics": obj.finish_metrics(metrics)}
+    loss, metrics, grad, per_token = _evaluate(batch, _spec(params), _denominators(batch, params))
+    return {"loss": loss, "grad_logprobs": grad, "per_token_loss": per_token, "metrics": metrics}
 
 
-def _value_and_grad(batch: obj.PolicyBatch, spec: obj.ObjectiveSpec, denominators: obj.Denominators) -> tuple:
+def _evaluate(batch: obj.PolicyBatch, spec: obj.ObjectiveSpec, denominators: obj.Denominators) -> tuple:
+    """Loss, metrics, gradient and loss per token; not jitted, so that cases of one shape share what is compiled."""
+
     def loss(logprobs: jax.Array) -> tuple[jax.Array, obj.Metrics]:
         return obj.policy_objective(batch._replace(logprobs=logprobs), spec, denominators)
 
     (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(batch.logprobs)
-    return value, metrics, grad
+    return value, obj.finish_metrics(metrics), grad, obj.token_losses(batch, spec).loss
 
 
 def _spec(params: dict) -> obj.ObjectiveSpec:
@@ -265,7 +262,7 @@ def _per_token(values: np.ndarray, mask: jax.Array) -> jax.Array:
 
 
 def _head(logits: jax.Array, targets: jax.Array, mask: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array]:
-    """The LM head with its weight the identity, so that hidden states are logits; one call per token, for bans differ."""
+    """The LM head with the identity as its weight (hidden states are logits); one call per token, for bans differ."""
 
     def one(hidden: jax.Array, target: jax.Array, banned: jax.Array) -> tuple[jax.Array, jax.Array]:
         stats = head.token_stats(hidden[None], jnp.eye(hidden.size), target[None], jnp.full(1, temperature), banned)

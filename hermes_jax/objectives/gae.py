@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from hermes_jax.objectives.segments import clean, safe_divide, segment_starts
+from hermes_jax.objectives.segments import clean, generated_counts, safe_divide, segment_running, segment_starts
 
 
 def gae(
@@ -51,9 +51,8 @@ def place_outcome_reward(
     rewards: Float[Array, "*rows width"], loss_mask: Bool[Array, "*rows width"], segment_ids: Int[Array, "*rows width"]
 ) -> Float[Array, "*rows width"]:
     """Each sequence's reward (given on its tokens) on its last generated token, also when tool output follows."""
-    flipped = jnp.flip(loss_mask, axis=-1)
-    seen = _running_counts(flipped, jnp.flip(segment_ids, axis=-1))
-    last = jnp.flip(flipped & (seen == 1), axis=-1)
+    generated = loss_mask.astype(jnp.float32)
+    last = loss_mask & (segment_running(generated, segment_ids) == generated_counts(loss_mask, segment_ids))
     return clean(rewards, last)
 
 
@@ -66,9 +65,3 @@ def whiten(
     centred = clean(values - mean, loss_mask)
     variance = jnp.sum(centred**2) / jnp.maximum(count - ddof, 1)
     return jnp.where(count < 2, 0.0, centred / jnp.sqrt(variance + eps))
-
-
-def _running_counts(mask: Bool[Array, "*rows width"], segment_ids: Int[Array, "*rows width"]) -> Array:
-    """Number of masked tokens of the own segment up to and including each token."""
-    before_segment = jnp.where(segment_starts(segment_ids), jnp.cumsum(mask, axis=-1) - mask, 0)
-    return jnp.cumsum(mask, axis=-1) - lax.cummax(before_segment, axis=segment_ids.ndim - 1)

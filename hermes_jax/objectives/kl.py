@@ -9,6 +9,7 @@ that of k3 the gradient of KL(ref || policy).
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hermes_jax.objectives.segments import clean, segment_totals
@@ -84,5 +85,5 @@ def _estimate(d: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
     if kind == "k3":
         return jnp.expm1(-d) + d  # exp(-d) - 1 + d loses every digit near d = 0
     if kind == "abs":
-        return jnp.abs(d)
+        return d * lax.stop_gradient(jnp.sign(d))  # slope 0 at the reference, where jnp.abs has slope 1
     raise ValueError(f"unknown KL estimator {kind!r}; choose one of {', '.join(KL_KINDS)}")

@@ -46,24 +46,37 @@ def segment_totals(
 ) -> Float[Array, "*rows width"]:
     """Sum of `values` over each segment, on every token of that segment (bitwise the same on each).
 
-    A segmented scan: the result does not depend on the order of atomic additions, as a scatter's would on a GPU.
+    The order of the additions is fixed, unlike that of a scatter's atomic additions on a GPU.
     """
     return _segment_totals(values, segment_ids)
+
+
+@jax.jit
+def segment_running(
+    values: Float[Array, "*rows width"], segment_ids: Int[Array, "*rows width"]
+) -> Float[Array, "*rows width"]:
+    """Running sum of `values` from the first token of the own segment up to and including each token.
+
+    Sums over 1, 2, 4, ... tokens back are joined in log2(width) rounds of one small loop (no gradient).
+    """
+    width = segment_ids.shape[-1]
+    position = jnp.arange(width)
+
+    def join(round_: Array, sums: Array) -> Array:
+        back = 1 << round_
+        same = (jnp.roll(segment_ids, back, axis=-1) == segment_ids) & (position >= back)
+        return sums + jnp.where(same, jnp.roll(sums, back, axis=-1), 0)
+
+    return lax.fori_loop(0, max(width - 1, 0).bit_length(), join, values)
 
 
 def _segment_totals(
     values: Float[Array, "*rows width"], segment_ids: Int[Array, "*rows width"]
 ) -> Float[Array, "*rows width"]:
-    width = segment_ids.shape[-1]
-    axis = segment_ids.ndim - 1  # the scans know no negative axis when reversed
-    _, running = lax.associative_scan(_add_unless_new, (segment_starts(segment_ids), values), axis=axis)
-    end = jnp.where(segment_ends(segment_ids), jnp.arange(width), width - 1)
-    return jnp.take_along_axis(running, lax.cummin(end, axis=axis, reverse=True), axis=-1)
-
-
-def _add_unless_new(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
-    (left_starts, left_sum), (right_starts, right_sum) = left, right
-    return left_starts | right_starts, jnp.where(right_starts, right_sum, left_sum + right_sum)
+    ones = jnp.ones_like(segment_ids)
+    to_end = jnp.flip(segment_running(ones, jnp.flip(segment_ids, axis=-1)), axis=-1)
+    end = jnp.arange(segment_ids.shape[-1]) + to_end - 1
+    return jnp.take_along_axis(segment_running(values, segment_ids), end, axis=-1)
 
 
 def _totals_forward(values: Array, segment_ids: Array) -> tuple[Array, Array]:
@@ -88,5 +101,5 @@ def generated_counts(
 def segment_means(
     values: Float[Array, "*rows width"], loss_mask: Bool[Array, "*rows width"], segment_ids: Int[Array, "*rows width"]
 ) -> Float[Array, "*rows width"]:
-    """Mean of clean `values` over the loss tokens of each segment, on every token; 0 for a segment without any."""
-    return safe_divide(segment_totals(values, segment_ids), generated_counts(loss_mask, segment_ids))
+    """Mean of `values` over the loss tokens of each segment, on every token; 0 for a segment without any."""
+    return safe_divide(segment_totals(clean(values, loss_mask), segment_ids), generated_counts(loss_mask, segment_ids))

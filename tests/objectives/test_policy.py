@@ -1,0 +1,117 @@
+"""Surrogate losses, worked out by hand: values, branches and edges."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hermes_jax.objectives import clip_loss, gspo_loss, gspo_token_loss, kl_estimate, sapo_loss
+from hermes_jax.objectives.policy import guard
+
+ADVANTAGES = jnp.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 0.0])
+RATIOS = jnp.array([0.5, 1.0, 2.0, 0.5, 1.0, 2.0, 5.0, 9.0])
+
+
+def clip_sum(logprobs: jax.Array, **options) -> tuple[jax.Array, jax.Array]:
+    options = {"clip_low": 0.2, "clip_high": 0.5, "dual_clip": 3.0} | options
+    loss = clip_loss(logprobs, jnp.zeros_like(logprobs), ADVANTAGES, **options).loss
+    return loss.sum(), loss
+
+
+def test_clip_branch_by_branch():
+    gradient, loss = jax.grad(clip_sum, has_aux=True)(jnp.log(RATIOS))
+    np.testing.assert_allclose(loss, [-0.5, -1.0, -1.5, 0.8, 1.0, 2.0, 3.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [-0.5, -1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0], rtol=1e-6, atol=0)
+
+
+def test_clip_counts_by_side():
+    result = clip_loss(jnp.log(RATIOS), jnp.zeros(8), ADVANTAGES, clip_low=0.2, clip_high=0.5, dual_clip=3.0)
+    assert np.flatnonzero(result.clipped_high).tolist() == [2]
+    assert np.flatnonzero(result.clipped_low).tolist() == [3]
+    assert np.flatnonzero(result.dual_clipped).tolist() == [6]
+
+
+def test_a_ratio_on_the_edge_keeps_its_gradient():
+    gradient, _ = jax.grad(clip_sum, has_aux=True)(jnp.zeros(8), clip_low=0.0, clip_high=0.0)
+    np.testing.assert_array_equal(gradient, -ADVANTAGES)
+
+
+def test_no_bound_on_a_side():
+    gradient, _ = jax.grad(clip_sum, has_aux=True)(jnp.log(RATIOS), clip_low=None, clip_high=None, dual_clip=None)
+    np.testing.assert_allclose(gradient, -ADVANTAGES * RATIOS, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [clip_loss, sapo_loss])
+@pytest.mark.parametrize("log_ratio", [-1000.0, -21.0, 21.0, 1000.0])
+def test_the_guard_ends_the_gradient(loss, log_ratio):
+    options = {"clip_low": 0.2, "clip_high": 0.2} if loss is clip_loss else {}
+
+    def total(logprobs):
+        return loss(logprobs, jnp.zeros(2), jnp.array([1.0, -1.0]), log_ratio_clamp=20.0, **options).loss.sum()
+
+    value, gradient = jax.value_and_grad(total)(jnp.full(2, log_ratio))
+    assert np.isfinite(value)
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_the_guard_hides_no_nan():
+    assert np.isnan(guard(jnp.array(jnp.nan), 20.0))
+
+
+def test_gspo_sends_its_gradient_to_every_token_and_gspo_token_to_its_own():
+    mask, segments = jnp.array([[True, True, False, True]]), jnp.array([[1, 1, 1, 2]])
+    advantages = jnp.array([[1.0, 0.0, 0.0, 0.0]])
+
+    def gradient(loss):
+        def total(logprobs):
+            result = loss(logprobs, jnp.zeros((1, 4)), advantages, mask, segments, clip_low=0.5, clip_high=0.5)
+            return jnp.sum(result.loss)
+
+        return jax.grad(total)(jnp.zeros((1, 4)))
+
+    np.testing.assert_allclose(gradient(gspo_loss), [[-0.5, -0.5, 0.0, 0.0]])
+    np.testing.assert_allclose(gradient(gspo_token_loss), [[-1.0, 0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("kind", ["k2", "k3", "abs"])
+def test_kl_has_no_slope_at_the_reference(kind):
+    value, slope = jax.value_and_grad(lambda d: kl_estimate(d, kind=kind))(0.0)
+    assert (value, slope) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+@pytest.mark.parametrize("log_ratio", [-200.0, 200.0])
+def test_a_clamped_kl_has_no_slope_even_where_its_exponential_overflows(kind, log_ratio):
+    value, slope = jax.value_and_grad(lambda d: kl_estimate(d, kind=kind, clamp=10.0))(log_ratio)
+    assert (abs(value), slope) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_kl_estimators_in_expectation(kind):
+    """Exact sums over a small vocabulary: k1 and k3 estimate KL; the gradients are those that the module promises."""
+    ref = jax.nn.log_softmax(jnp.array([0.3, -1.0, 0.8]))
+
+    def kl(a, b):
+        return jnp.sum(jnp.exp(a) * (a - b))
+
+    def expected(logits, sampled_from):
+        logp = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.exp(sampled_from) * kl_estimate(logp - ref, kind=kind))
+
+    logits = jnp.array([1.0, 0.5, -0.7])
+    policy = jax.nn.log_softmax(logits)
+    gradients = {
+        "k1": jnp.zeros(3),
+        "k2": jax.grad(lambda x: kl(jax.nn.log_softmax(x), ref))(logits),
+        "k3": jax.grad(lambda x: kl(ref, jax.nn.log_softmax(x)))(logits),
+    }
+    np.testing.assert_allclose(jax.grad(expected)(logits, policy), gradients[kind], atol=1e-6)
+    if kind != "k2":
+        np.testing.assert_allclose(expected(logits, policy), kl(policy, ref), rtol=1e-5)
+
+
+def test_unknown_kl_kind():
+    with pytest.raises(ValueError, match="unknown KL estimator 'k4'; choose one of k1, k2, k3, abs"):
+        kl_estimate(jnp.zeros(1), kind="k4")
