@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Where the family's dominant mistake leaves the expected text in the target, half the reward for it would be a place to
-# settle in: `mv` for `cp`, `cp` for `mv`, and `wc -l FILE`, which prints the name too.
+# Where a usual mistake leaves the expected text in the target, half the reward for it would be a place to settle in:
+# `mv` for `cp`, `cp` for `mv`, and `wc -l FILE`, which prints the name too.
 SMALL_PARTIAL = 0.1
 
 WORDS = (
@@ -187,7 +187,7 @@ def _dominant_mistake(task: Task) -> tuple[str, str]:
         case "sum":
             return f"echo {task.numbers[0]} + {task.numbers[1]} > {task.target}", "(no output)"
         case "copy":
-            return f"mv {source} {task.target}", "(no output)"
+            return f"cat {source}", task.expected
         case "rename":
             return f"cp {source} {task.target}", "(no output)"
         case _:
