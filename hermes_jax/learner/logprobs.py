@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -34,15 +33,12 @@ class ForwardOptions:
 
 
 def token_logprobs(
-    params: Any, config: ModelConfig, batch: PackedBatch, options: ForwardOptions, *, shards: int = 1
+    params: Any, config: ModelConfig, batch: PackedBatch, options: ForwardOptions
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
     """(log-prob, entropy) of each token given those before it in its segment, at its own temperature; fp32, nats.
 
-    The first token of a segment has no prediction: its values are meaningless and never in the loss mask.
-
-    Args:
-        batch: one micro-batch, `[rows, width]`.
-        shards: over how many devices the rows are spread; the head works on each share by itself.
+    The first token of a segment has no prediction: its values are meaningless, and it is never in the loss mask.
+    `batch` is one micro-batch, `[rows, width]`.
     """
     hidden, _ = forward(
         params,
@@ -54,14 +50,13 @@ def token_logprobs(
         remat=options.remat,
     )
     predicting = jnp.roll(hidden, 1, axis=1)  # the state at t - 1 predicts token t
-    banned = None if options.banned is None else jnp.asarray(options.banned)
-
-    def stats(hidden: Array, targets: Array, temperature: Array) -> tuple[Array, Array]:
-        return token_stats(hidden, head_weight(params), targets, temperature, banned, options.head_chunk)
-
-    def split(x: Array) -> Array:
-        return x.reshape(shards, -1, *x.shape[2:]) if shards > 1 else x.reshape(-1, *x.shape[2:])
-
-    stats = jax.vmap(stats) if shards > 1 else stats
-    logprobs, entropy = stats(split(predicting), split(batch.tokens), split(batch.temperature))
-    return logprobs.reshape(batch.tokens.shape), entropy.reshape(batch.tokens.shape)
+    stats = token_stats(
+        predicting.reshape(-1, hidden.shape[-1]),
+        head_weight(params),
+        batch.tokens.reshape(-1),
+        batch.temperature.reshape(-1),
+        None if options.banned is None else jnp.asarray(options.banned),
+        options.head_chunk,
+    )
+    logprobs, entropy = (x.reshape(batch.tokens.shape) for x in stats)
+    return logprobs, entropy

@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float
 
 from hermes_jax.data.packing import PackedBatch
+from hermes_jax.learner.batch_function import BatchFunction
 from hermes_jax.learner.logprobs import ForwardOptions, token_logprobs
-from hermes_jax.learner.mesh import batch_spec, check_rows, param_shardings, replicated, row_shards
+from hermes_jax.learner.mesh import batch_spec, param_shardings, replicated
 from hermes_jax.learner.optimizer import Optimizer, clip_factor
 from hermes_jax.learner.state import TrainState, state_shardings
 from hermes_jax.models.config import ModelConfig
@@ -30,7 +31,6 @@ from hermes_jax.objectives.objective import PolicyBatch, policy_objective
 from hermes_jax.objectives.spec import ObjectiveSpec
 
 Scalars = dict[str, Float[Array, ""]]
-UpdateStep = Callable[[TrainState, PackedBatch], tuple[TrainState, Scalars]]
 Gradient = Callable[[Any, PackedBatch], tuple[Float[Array, ""], Any, Scalars]]
 
 OPTIONAL = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
@@ -45,7 +45,7 @@ def make_update_step(
     options: ForwardOptions,
     *,
     known: Collection[str] = ("old_logprobs", "rollout_logprobs"),
-) -> UpdateStep:
+) -> BatchFunction:
     """Builds `update_step(state, batch) -> (state, metrics)`; the state that goes in is donated, its arrays are gone.
 
     If loss or gradient is not finite, parameters, moments and schedule stay bitwise as they were and the update counts
@@ -81,7 +81,7 @@ def make_update_step(
         }
         return _choose(finite, moved, state), metrics
 
-    return update_step
+    return BatchFunction(update_step, mesh)
 
 
 def make_gradient(
@@ -96,16 +96,14 @@ def make_gradient(
     if unknown := set(known) - set(OPTIONAL):
         raise ValueError(f"known may name {', '.join(OPTIONAL)}; not {', '.join(sorted(unknown))}")
     shardings = param_shardings(abstract_params(config), mesh, config)
-    shards = row_shards(mesh)
 
     def micro_loss(params: Any, batch: PackedBatch, denominators: Denominators) -> tuple[Array, Metrics]:
-        logprobs, entropy = token_logprobs(params, config, batch, options, shards=shards)
+        logprobs, entropy = token_logprobs(params, config, batch, options)
         view = _objective_view(batch, logprobs, entropy, known)
         loss, metrics = policy_objective(view, spec, denominators)
         return loss, metrics | _reference_metrics(view)
 
     def gradient(params: Any, batch: PackedBatch) -> tuple[Array, Any, Scalars]:
-        check_rows(batch.tokens.shape, mesh)
         denominators = count_denominators(batch.loss_mask, batch.segment_ids, spec.aggregation)
 
         def add(total: Any, micro: PackedBatch) -> tuple[Any, tuple[Array, Metrics]]:
