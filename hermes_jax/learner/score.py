@@ -16,8 +16,10 @@ from hermes_jax.learner.logprobs import ForwardOptions, token_logprobs
 from hermes_jax.learner.mesh import batch_spec
 from hermes_jax.models.config import ModelConfig
 
+Score = BatchFunction
 
-def make_score(config: ModelConfig, mesh: Mesh, options: ForwardOptions) -> BatchFunction:
+
+def make_score(config: ModelConfig, mesh: Mesh, options: ForwardOptions) -> Score:
     """Builds `score(params, batch) -> (logprobs, entropy)`, `[micro, rows, width]`, both 0 outside the loss mask.
 
     Same forward, packing, dtype, temperature and banned ids as the update step with the same `options`, so that in the
@@ -38,4 +40,4 @@ def make_score(config: ModelConfig, mesh: Mesh, options: ForwardOptions) -> Batc
     def score(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
         return jax.lax.map(lambda micro: one(params, micro), batch)
 
-    return BatchFunction(score, mesh)
+    return Score(score, mesh)

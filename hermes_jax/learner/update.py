@@ -31,6 +31,7 @@ from hermes_jax.objectives.objective import PolicyBatch, policy_objective
 from hermes_jax.objectives.spec import ObjectiveSpec
 
 Scalars = dict[str, Float[Array, ""]]
+UpdateStep = BatchFunction
 Gradient = Callable[[Any, PackedBatch], tuple[Float[Array, ""], Any, Scalars]]
 
 OPTIONAL = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
@@ -45,7 +46,7 @@ def make_update_step(
     options: ForwardOptions,
     *,
     known: Collection[str] = ("old_logprobs", "rollout_logprobs"),
-) -> BatchFunction:
+) -> UpdateStep:
     """Builds `update_step(state, batch) -> (state, metrics)`; the state that goes in is donated, its arrays are gone.
 
     If loss or gradient is not finite, parameters, moments and schedule stay bitwise as they were and the update counts
@@ -81,7 +82,7 @@ def make_update_step(
         }
         return _choose(finite, moved, state), metrics
 
-    return BatchFunction(update_step, mesh)
+    return UpdateStep(update_step, mesh)
 
 
 def make_gradient(
