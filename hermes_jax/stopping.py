@@ -17,6 +17,7 @@ STATUS = 130
 """Exit status of a command that a signal stopped."""
 PATIENCE_S = 11.0
 """Longest time between a signal and the end; saving does not count."""
+AGAIN = "ended at once, as a signal came again"
 
 T = TypeVar("T")
 
@@ -100,11 +101,13 @@ class StopSignal:
             loop.remove_signal_handler(number)
 
     def _on_first(self, number: int) -> None:
+        if self._event.is_set():  # both came before the loop looked
+            self._end(AGAIN)
         self._name = signal.Signals(number).name
         self._event.set()
         self._forget()
         for each in SIGNALS:
-            signal.signal(each, lambda *_: self._end("ended at once, as it came again"))
+            signal.signal(each, lambda *_: self._end(AGAIN))
         self._waiting_since = time.monotonic()
         threading.Thread(target=self._watch, name="stop", daemon=True).start()
 

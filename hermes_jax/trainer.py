@@ -32,7 +32,7 @@ from hermes_jax.report import Report
 from hermes_jax.rollout.collect import collect_groups
 from hermes_jax.run_folder import RunFolder
 from hermes_jax.run_log import RunLog
-from hermes_jax.saving import TRAIN, WARM_START, Saving
+from hermes_jax.saving import NAMES, TRAIN, WARM_START, Saving
 from hermes_jax.stopping import Stopped, StopSignal
 from hermes_jax.telemetry.alarms import StepRewards, reward_alarms
 from hermes_jax.telemetry.metrics import of_update
@@ -375,7 +375,7 @@ class Trainer:
         self.learning.state = restored.state
         self.before, self.evaluated = restored.host["before"], restored.host["evaluated"]
         self.rewards = [StepRewards(**row) for row in restored.host["rewards"]]
-        self.log.progress.print(f"resumed from the checkpoint of step {found}")
+        self.log.progress.print(f"resumed from the checkpoint of {NAMES[self.part]} {found}")
         return int(restored.step)
 
     async def _save(self, metric: float | None = None) -> None:

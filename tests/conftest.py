@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.fixtures import command, interrupted, straight, warm_policy  # noqa: F401
+
 REPOSITORY = Path(__file__).parent.parent
 
 
