@@ -5,7 +5,7 @@ Shape letters: B batch, T time (queries), S keys, K key/value heads, G query hea
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -184,15 +184,24 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
-class Linear(nnx.Linear):
-    """x @ kernel + bias over tokens as one flat axis.
+def _linear(n_in: int, n_out: int, bias: bool, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(
+        n_in,
+        n_out,
+        use_bias=bias,
+        dtype=dtype,
+        param_dtype=jnp.float32,
+        kernel_init=_INIT,
+        dot_general=_over_flat_tokens,
+        rngs=rngs,
+    )
+
+
+def _over_flat_tokens(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
+    """x @ kernel with all tokens on one axis.
 
     With two axes of tokens, XLA on CPU transposes whole activations for the kernel's gradient: twice as slow.
     """
-
-    def __call__(self, inputs: Float[Array, "*batch size"]) -> Float[Array, "*batch out"]:
-        return super().__call__(inputs.reshape(-1, inputs.shape[-1])).reshape(*inputs.shape[:-1], -1)
-
-
-def _linear(n_in: int, n_out: int, bias: bool, dtype: DTypeLike, rngs: nnx.Rngs) -> Linear:
-    return Linear(n_in, n_out, use_bias=bias, dtype=dtype, param_dtype=jnp.float32, kernel_init=_INIT, rngs=rngs)
+    del dimension_numbers  # always the last axis of x with the first of the kernel
+    flat = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
+    return flat.reshape(*x.shape[:-1], -1)
