@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes_jax.config import Config, ConfigError, help_config, load
+from hermes_jax.host_memory import reuse_freed_memory
 from hermes_jax.resuming import check_same_training
 from hermes_jax.run_folder import RunFolder, RunFolderError, open_run_folder
 from hermes_jax.stopping import STATUS, Stopped
@@ -58,7 +59,7 @@ def _config_and_run(options: argparse.Namespace, overrides: list[str]) -> tuple[
 def _run(config: Config, run: RunFolder, *, resume: bool) -> int:
     from hermes_jax.tools.worker import WorkerServer
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    reuse_freed_memory()
     with WorkerServer() as worker:  # before jax: nothing forks after it
         from hermes_jax.known_errors import KNOWN_ERRORS
 
