@@ -12,8 +12,8 @@ _NEVER = -1
 def reuse_freed_memory() -> bool:
     """Makes glibc keep freed memory for the next allocation. Call it before threads start.
 
-    On a CPU, XLA allocates the temporary arrays of every step anew. By default glibc maps large ones from the system and
-    gives them back, so that each step pays for tens of thousands of page faults: a third of its time for small models.
+    On a CPU, XLA allocates the temporary arrays of every step anew. By default glibc maps large ones from the system
+    and gives them back, so that each step pays for tens of thousands of page faults.
 
     Returns:
         Whether it had an effect; elsewhere than with glibc nothing happens.
