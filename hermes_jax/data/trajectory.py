@@ -66,7 +66,7 @@ class Trajectory:
             "turn": np.int32,
         }
         for name, dtype in dtypes.items():
-            array = np.array(getattr(self, name), dtype=dtype)
+            array: np.ndarray = np.array(getattr(self, name), dtype=dtype)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         lengths = {name: getattr(self, name).shape for name in dtypes}
