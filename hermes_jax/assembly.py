@@ -17,7 +17,7 @@ from hermes_jax.data.buckets import Buckets, make_buckets
 from hermes_jax.engines.device import DeviceThread
 from hermes_jax.engines.jax_engine import JaxEngine
 from hermes_jax.learner.logprobs import ForwardOptions
-from hermes_jax.learner.mesh import make_mesh, row_shards
+from hermes_jax.learner.mesh import check_mesh, make_mesh, row_shards
 from hermes_jax.learner.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from hermes_jax.learner.update import UpdateStep, make_update_step
 from hermes_jax.models import ModelConfig, banned_ids, load_config, load_tokenizer, stop_ids
@@ -93,13 +93,22 @@ def load_function(reference: str, option: str) -> Any:
         raise ConfigError(f"{option}: {reference!r} is no 'module:function' that can be imported: {error}") from error
 
 
-def open_mesh(config: Config) -> Mesh:
-    """The device mesh of the config; `mesh.data: -1` takes all devices that are left."""
+def open_mesh(config: Config, policy: Policy) -> Mesh:
+    """The device mesh of the config; `mesh.data: -1` takes all devices that are left.
+
+    Raises:
+        ConfigError: there are too few devices, or `mesh.tensor` does not divide the model.
+    """
     import jax
 
     rest = config.mesh.fsdp * config.mesh.tensor
     data = config.mesh.data if config.mesh.data > 0 else max(len(jax.devices()) // rest, 1)
-    return make_mesh(data, config.mesh.fsdp, config.mesh.tensor)
+    try:
+        mesh = make_mesh(data, config.mesh.fsdp, config.mesh.tensor)
+        check_mesh(mesh, policy.config)
+    except ValueError as error:
+        raise ConfigError(f"mesh: {error}") from error
+    return mesh
 
 
 def compute_dtype(config: Config) -> Any:
@@ -175,6 +184,22 @@ def packing_buckets(config: Config, policy: Policy, mesh: Mesh, sequences: int) 
         row_multiple=row_shards(mesh),
         attention_width=6.0 * policy.config.hidden_size,
     )
+
+
+def training_buckets(config: Config, policy: Policy, mesh: Mesh, sequences: int) -> Buckets:
+    """One shape per row width, with room for `sequences` trajectories of full length.
+
+    So nothing compiles again when episodes become longer or shorter; micro-batches that stay empty cost nothing.
+    """
+    shards, widest = row_shards(mesh), max(config.row_widths)
+    cells = config.learner.max_tokens or sequences * widest
+    shapes = []
+    for width in config.row_widths:
+        rows = max(config.learner.micro_tokens // (width * shards), 1)  # per device
+        needed = -(-cells // (width * shards))
+        micros = -(-needed // rows)
+        shapes.append((micros, -(-needed // micros) * shards, width))
+    return Buckets(tuple(shapes), attention_width=6.0 * policy.config.hidden_size)
 
 
 def open_engine(config: Config, policy: Policy, params: Any, device: DeviceThread, version: int) -> JaxEngine:

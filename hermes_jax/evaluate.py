@@ -63,7 +63,7 @@ async def _evaluate(saved: Any, config: Config, worker: WorkerServer, episodes: 
     with DeviceThread() as device:
         policy = open_saved(saved, config)
         players = open_players(await open_stage(config, worker), policy)
-        mesh = await device.submit(open_mesh, config)
+        mesh = await device.submit(open_mesh, config, policy)
         params, step = await device.submit(read_params, saved, config, policy, mesh)
         engine = await asyncio.to_thread(open_engine, config, policy, params, device, step)
         try:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         saved = find_policy(options.run)
         config = config_of(saved, [], [])
         policy = open_saved(saved, config)
-        params, step = read_params(saved, config, policy, open_mesh(config), best=options.best)
+        params, step = read_params(saved, config, policy, open_mesh(config, policy), best=options.best)
         save_model(params, policy.config, policy.folder, options.to, dtype=options.dtype)
     except KNOWN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,7 +12,15 @@ from typing import Any
 
 import jax
 
-from hermes_jax.assembly import Phase, grpo_phase, open_engine, open_mesh, open_policy, packing_buckets
+from hermes_jax.assembly import (
+    Phase,
+    grpo_phase,
+    open_engine,
+    open_mesh,
+    open_policy,
+    packing_buckets,
+    training_buckets,
+)
 from hermes_jax.assembly import warm_start_phase as make_warm_start
 from hermes_jax.config import Config, ConfigError, dump
 from hermes_jax.data.packing import PackedBatch, pack, pack_parts, split_by_group
@@ -103,7 +111,7 @@ class Trainer:
             run.begin(dump(config), resume=self.resume)
             if config.model.builder is not None:
                 await self._open_policy(stage)
-        self.mesh = await self.device.submit(open_mesh, config)
+        self.mesh = await self.device.submit(open_mesh, config, self.policy)
         self.learning = Learning(config, self.policy, self.mesh)
         self.part = self.saving.part_to_resume()
         found = await self.device.submit(self.saving.latest_step, self.part) if self.resume else None
@@ -315,13 +323,17 @@ class Trainer:
         if not sequences:
             return signal, [], {"batch/trained_tokens": 0}
         parts = split_by_group(sequences, min(grpo.mini_batches, len({s.group for s in sequences})))
-        limit = self.config.env.group_size * -(-self.config.env.groups_per_step // grpo.mini_batches)
-        buckets = packing_buckets(self.config, self.policy, self.mesh, max(limit, *(len(part) for part in parts)))
-        packed = pack_parts([[sequences[n] for n in part] for part in parts], buckets)
+        expected = self.config.env.group_size * -(-self.config.env.groups_per_step // grpo.mini_batches)
+        most = -(-max(len(part) for part in parts) // expected) * expected  # templates may make an episode several
+        buckets = training_buckets(self.config, self.policy, self.mesh, most)
+        try:
+            packed = pack_parts([[sequences[n] for n in part] for part in parts], buckets)
+        except ValueError as error:  # learner.max_tokens leaves no room
+            raise ConfigError(f"learner.max_tokens ({self.config.learner.max_tokens}) is too small: {error}") from error
         trained = sum(int(batch.loss_mask.sum()) for batch, _ in packed)
         tokens = sum(int(layout.length.sum()) for _, layout in packed)
-        padding = sum(layout.padding_share for _, layout in packed) / len(packed)
-        numbers = {"batch/padding_share": padding, "batch/tokens": tokens, "batch/trained_tokens": trained}
+        cells = sum(batch.segment_ids.any(axis=(1, 2)).sum() * batch.segment_ids[0].size for batch, _ in packed)
+        numbers = {"batch/padding_share": 1 - tokens / cells, "batch/tokens": tokens, "batch/trained_tokens": trained}
         return signal, [batch for batch, _ in packed], numbers
 
     def _alarms(self, values: Mapping[str, float | None], groups: list[Group], signal: Signal) -> None:

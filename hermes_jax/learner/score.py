@@ -36,8 +36,12 @@ def make_score(config: ModelConfig, mesh: Mesh, options: ForwardOptions) -> Scor
         logprobs, entropy = token_logprobs(params, config, batch, options)
         return jnp.where(batch.loss_mask, logprobs, 0.0), jnp.where(batch.loss_mask, entropy, 0.0)
 
+    def nothing(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
+        zeros = jnp.zeros(batch.tokens.shape, jnp.float32)
+        return zeros, zeros
+
     @partial(jax.jit, in_shardings=(None, rows), out_shardings=(rows, rows))
     def score(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
-        return jax.lax.map(lambda micro: one(params, micro), batch)
+        return jax.lax.map(lambda micro: jax.lax.cond(micro.loss_mask.any(), one, nothing, params, micro), batch)
 
     return Score(score, mesh)

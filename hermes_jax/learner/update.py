@@ -98,21 +98,30 @@ def make_gradient(
         raise ValueError(f"known may name {', '.join(OPTIONAL)}; not {', '.join(sorted(unknown))}")
     shardings = param_shardings(abstract_params(config), mesh, config)
 
-    def micro_loss(params: Any, batch: PackedBatch, denominators: Denominators) -> tuple[Array, Metrics]:
-        logprobs, entropy = token_logprobs(params, config, batch, options)
-        view = _objective_view(batch, logprobs, entropy, known)
+    def objective(batch: PackedBatch, stats: tuple[Array, Array], denominators: Denominators) -> tuple[Array, Metrics]:
+        view = _objective_view(batch, *stats, known)
         loss, metrics = policy_objective(view, spec, denominators)
         return loss, metrics | _reference_metrics(view)
 
+    def micro_loss(params: Any, batch: PackedBatch, denominators: Denominators) -> tuple[Array, Metrics]:
+        return objective(batch, token_logprobs(params, config, batch, options), denominators)
+
     def gradient(params: Any, batch: PackedBatch) -> tuple[Array, Any, Scalars]:
         denominators = count_denominators(batch.loss_mask, batch.segment_ids, spec.aggregation)
+        start = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+        def work(micro: PackedBatch) -> tuple[tuple[Array, Metrics], Any]:
+            return jax.value_and_grad(micro_loss, has_aux=True)(params, micro, denominators)
+
+        def nothing(micro: PackedBatch) -> tuple[tuple[Array, Metrics], Any]:
+            zeros = jnp.zeros(micro.tokens.shape, jnp.float32)
+            return objective(micro, (zeros, zeros), denominators), jax.tree.map(jnp.zeros_like, params)
 
         def add(total: Any, micro: PackedBatch) -> tuple[Any, tuple[Array, Metrics]]:
-            value, grads = jax.value_and_grad(micro_loss, has_aux=True)(params, micro, denominators)
+            value, grads = jax.lax.cond(micro.loss_mask.any(), work, nothing, micro)  # padding costs no forward pass
             total = jax.tree.map(lambda sum_, grad: sum_ + grad.astype(jnp.float32), total, grads)
             return jax.lax.with_sharding_constraint(total, shardings), value
 
-        start = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         grads, (losses, metrics) = jax.lax.scan(add, start, batch)
         return jnp.sum(losses), grads, finish_metrics(metrics) | _counts(denominators)
 

@@ -103,7 +103,7 @@ _CORRECTION = {
 }
 
 _SPEED = {
-    "batch/padding_share": Metric("share", "cells of the packed batch that hold no token"),
+    "batch/padding_share": Metric("share", "cells of the micro-batches in use that hold no token"),
     "batch/tokens": Metric("tokens", "tokens of the step's trajectories, prompts and tool results included"),
     "batch/trained_tokens": Metric("tokens", "tokens of the step that carry loss"),
     "speed/generated_tokens_per_s": Metric("tokens/s", "sampled tokens by the time of the collection"),
