@@ -20,7 +20,16 @@ from hermes_jax.learner.logprobs import ForwardOptions
 from hermes_jax.learner.mesh import check_mesh, make_mesh, row_shards
 from hermes_jax.learner.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from hermes_jax.learner.update import UpdateStep, make_update_step
-from hermes_jax.models import ModelConfig, banned_ids, load_config, load_tokenizer, stop_ids
+from hermes_jax.models import (
+    ModelConfig,
+    ModelFolderError,
+    UnsupportedModelError,
+    banned_ids,
+    load_config,
+    load_tokenizer,
+    stop_ids,
+)
+from hermes_jax.models.folder import stored_tensors
 from hermes_jax.objectives import ObjectiveSpec
 from hermes_jax.rollout.codec import as_codec, placeholder_ids
 from hermes_jax.run_folder import RunFolder
@@ -72,8 +81,19 @@ def open_policy(config: Config, run: RunFolder | None) -> Policy:
 
 
 def read_policy(folder: Path) -> Policy:
-    """The policy in an HF folder."""
-    model_config = load_config(folder)
+    """The policy in an HF folder, without its weights: of these only the headers are read, and checked.
+
+    Raises:
+        ModelFolderError: the folder is not usable.
+        UnsupportedModelError: the model needs something that is not built.
+    """
+    try:
+        model_config = load_config(folder)
+    except UnsupportedModelError:
+        raise
+    except ValueError as error:
+        raise ModelFolderError(f"{folder}: {error}") from error
+    stored_tensors(folder, model_config)
     tokenizer = load_tokenizer(folder)
     banned = banned_ids(model_config, tokenizer)
     banned[list(placeholder_ids(as_codec(tokenizer)))] = True

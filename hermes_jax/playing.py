@@ -140,8 +140,14 @@ def open_players(stage: Stage, policy: Policy) -> Players:
 
     Raises:
         TemplateError: the chat template can't be used, hides the tools, or a prompt doesn't fit into the context.
+        ConfigError: the context is longer than the model's.
     """
     config, environment = stage.config, stage.environment
+    if config.model.context_length > policy.config.max_length:
+        raise ConfigError(
+            f"model.context_length is {config.model.context_length}, but {policy.folder} was made for "
+            f"{policy.config.max_length} positions (max_position_embeddings); lower model.context_length"
+        )
     schemas = [tool.schema() for tool in stage.tools.values()]
     environment.system_prompt = system_prompt(config, environment, schemas)
     renderer = ChatRenderer(

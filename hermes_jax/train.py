@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _config_and_run(options: argparse.Namespace, overrides: list[str]) -> tuple[Config, RunFolder]:
     files, resume = list(options.config), options.resume is not None
+    if "=" in (options.resume or "") and not Path(options.resume).exists():  # --resume key.sub=value
+        options.resume, overrides = "", [options.resume, *overrides]
     if options.resume:
         run = open_run_folder(Path(options.resume), resume=resume, overwrite=options.overwrite)
         files, overrides = [str(run.config), *files], [*overrides, f"run_dir={options.resume}"]

@@ -15,6 +15,7 @@ import jax
 from hermes_jax.assembly import (
     Phase,
     grpo_phase,
+    load_function,
     open_engine,
     open_mesh,
     open_policy,
@@ -48,8 +49,8 @@ from hermes_jax.tools.worker import WorkerServer
 
 RATIO_ALARM = 1e-5
 """Largest |ratio - 1| that the first pass of a step may show: the scorer and the update run the same forward."""
-LOG_EVERY = 25
-"""Updates of the warm start between two looks at their metrics, which wait for the device."""
+LOG_EVERY, LOG_AFTER_S = 25, 10.0
+"""Updates of the warm start between two looks at their metrics, and seconds after which there is one anyway."""
 
 
 class Trainer:
@@ -106,12 +107,13 @@ class Trainer:
         stage = await open_stage(config, self.worker)
         if config.model.builder is None:
             await self._open_policy(stage)
+        else:
+            load_function(config.model.builder, "model.builder")
         self._check_stop_before_start()
         with disk_errors_named(run.root):
             run.begin(dump(config), resume=self.resume)
             if config.model.builder is not None:
                 await self._open_policy(stage)
-        self.mesh = await self.device.submit(open_mesh, config, self.policy)
         self.learning = Learning(config, self.policy, self.mesh)
         self.part = self.saving.part_to_resume()
         found = await self.device.submit(self.saving.latest_step, self.part) if self.resume else None
@@ -131,6 +133,7 @@ class Trainer:
     async def _open_policy(self, stage: Stage) -> None:
         self.policy = await asyncio.to_thread(open_policy, self.config, self.run_folder)
         self.players = await asyncio.to_thread(open_players, stage, self.policy)
+        self.mesh = await self.device.submit(open_mesh, self.config, self.policy)
 
     async def _close(self) -> None:
         if self.engine is not None:
@@ -160,8 +163,11 @@ class Trainer:
                 metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
                 self.step += 1
                 updates.append((self.step, metrics, padding))
+                if len(updates) > 1:  # one update runs while the next is made ready; a signal need not wait for more
+                    await self.device.submit(jax.block_until_ready, updates[-2][1])
                 due = self.saving.is_due(self.step, steps)
-                if due or self.stop.came or self.step % LOG_EVERY == 0:
+                late = time.monotonic() - began > LOG_AFTER_S
+                if due or late or self.stop.came or self.step % LOG_EVERY == 0:
                     await self._log_imitation(updates, began)
                     updates, began = [], time.monotonic()
                 if due:

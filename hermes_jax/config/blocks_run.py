@@ -80,7 +80,7 @@ class OpenAIConfig(Block):
     server_type: Literal["jax", "vllm", "openai"] = option(
         "jax", "jax = the embedded engine. vllm and openai are reserved: not part of this version."
     )
-    slots: int = option(32, "Sequences decoded at once; each owns a row of the KV cache.", "sequences", ge=2)
+    slots: int = option(32, "Sequences decoded at once; each owns a row of the KV cache.", "sequences", ge=4)
     prefill_chunk: int = option(256, "Most prompt tokens of one sequence read per device call.", "tokens", ge=1)
     decode_steps: int = option(
         8,

@@ -115,8 +115,8 @@ def check_prompt(renderer: ChatRenderer, messages: Sequence[Message], context_li
     if hidden:
         raise TemplateError(
             f"the policy can't see the tools {', '.join(hidden)}: the chat template ignores tools, and the messages "
-            "don't mention them; put them into the system prompt (env.system_prompt, or tool_system_prompt() in the "
-            "environment), or use a chat template that shows tools"
+            "don't mention them; put them into the system prompt ({tools} in env.system_prompt, or "
+            "tool_system_prompt() in the environment), or use a chat template that shows tools"
         )
     ids = renderer.encode(rendered)
     if context_limit is not None and len(ids) >= context_limit:

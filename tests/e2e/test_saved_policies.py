@@ -1,0 +1,87 @@
+"""What a run leaves can be evaluated, exported and loaded, and is always the same policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hermes_jax.models import forward, head_weight, load_model, logits
+from hermes_jax.telemetry.episodes import ARRAYS, load_episodes
+from tests.e2e.runs import Command
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint", "model"])
+def test_evaluation_equals_the_one_of_the_run(what: str, straight: Path, command: Command, tmp_path: Path) -> None:
+    path, config = {
+        "run": (straight, ()),
+        "checkpoint": (straight / "checkpoints" / "6", ()),
+        "model": (straight / "final", ("--config", straight / "config.yaml")),
+    }[what]
+    done = command.run("evaluate", path, *config, "--json", "--episodes", tmp_path)
+    found, report = json.loads(done.out), json.loads((straight / "report.json").read_text())
+    assert found.pop("step") == (0 if what == "model" else 6)
+    del found["eval/seconds"], report["after"]["eval/seconds"]
+    assert found == report["after"]
+    assert found["eval/episodes"] == 8
+    same = 0
+    for one, other in zip(load_episodes(tmp_path), load_episodes(straight, step=6), strict=False):
+        if other["kind"] == "train":
+            continue
+        same += 1
+        assert one["messages"] == other["messages"]
+        assert one["reward"] == other["reward"]
+        for a, b in zip(one["trajectories"], other["trajectories"], strict=True):
+            for name in ARRAYS.keys() - {"policy_version"}:
+                np.testing.assert_array_equal(a[name], b[name])
+    assert same == 8
+
+
+def test_an_earlier_checkpoint_is_another_policy(straight: Path, command: Command) -> None:
+    done = command.run("evaluate", straight / "checkpoints" / "3", "--json")
+    assert json.loads(done.out)["step"] == 3
+
+
+def test_export_loads_in_transformers_with_the_same_logits(straight: Path, command: Command, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    done = command.run("export", straight, "--to", tmp_path / "exported")
+    assert done.out == f"step 6 of {straight} written to {tmp_path / 'exported'}\n"
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", output_loading_info=True, dtype=torch.float32
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "say a 7"}], add_generation_prompt=True)
+    ids = np.asarray(getattr(prompt, "input_ids", prompt))
+    with torch.no_grad():
+        theirs = model(torch.tensor(ids[None])).logits[0].numpy()
+    for folder in (tmp_path / "exported", straight / "final"):
+        config, params = load_model(folder)
+        hidden, _ = forward(
+            params, config, jnp.asarray(ids[None]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32)
+        )
+        np.testing.assert_allclose(logits(hidden[0], head_weight(params)), theirs, atol=2e-5)
+
+
+def test_the_start_of_the_run_is_not_its_end(straight: Path) -> None:
+    _, start = load_model(straight / "start")
+    _, final = load_model(straight / "final")
+    assert np.abs(np.asarray(start["embed"]["embedding"]) - np.asarray(final["embed"]["embedding"])).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "/nowhere"], "/nowhere is no run folder"),
+        (["evaluate"], "nothing to evaluate: give PATH, or model.path in the config"),
+        (["export", "/nowhere", "--to", "/tmp/x"], "/nowhere is no run folder"),
+    ],
+)
+def test_paths_that_name_nothing(arguments: list[str], message: str, command: Command) -> None:
+    assert message in command.run(*arguments, status=1).error
