@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from hermes_jax.data.buckets import Buckets
 from hermes_jax.data.packing import TrainingSequence, pack
@@ -14,9 +16,6 @@ from hermes_jax.learner.mesh import make_mesh
 from hermes_jax.learner.update import make_gradient
 from hermes_jax.models.hf import load_model
 from hermes_jax.objectives.spec import ObjectiveSpec
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 SIZES = {
     "vocab_size": 48,

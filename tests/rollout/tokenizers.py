@@ -92,9 +92,9 @@ def _finished(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 @cache
 def smollm2() -> PreTrainedTokenizerFast:
-    """The real tokenizer of SmolLM2-135M-Instruct; skips the test where the model folder is not there."""
+    """The real tokenizer of SmolLM2-135M-Instruct; fails where the model folder is not there."""
     if not (SMOLLM2 / "tokenizer.json").is_file():
-        pytest.skip("models/smollm2 is missing: python scripts/get_smollm2.py --to models/smollm2")
+        pytest.fail("models/smollm2 is missing: python scripts/get_smollm2.py --to models/smollm2")
     return PreTrainedTokenizerFast.from_pretrained(str(SMOLLM2), local_files_only=True)
 
 
