@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from hermes_jax.models import ModelConfig, Params, forward, head_weight, load_model, logits
-from hermes_jax.models.config import SUPPORTED_MODELS
+from hermes_jax.models.config import UnsupportedModelError
 
 
 def hf_logits(folder: str | Path, input_ids: np.ndarray, lengths: Sequence[int] | None = None) -> np.ndarray:
     """fp32 logits [B, T, V] of the model in `folder`; positions from `lengths` on are padding."""
-    family = json.loads((Path(folder) / "config.json").read_text())["model_type"]
-    if family not in SUPPORTED_MODELS:
-        raise NotImplementedError(f"model family {family}")
-    config, params = load_model(folder)
+    try:
+        config, params = load_model(folder)
+    except UnsupportedModelError as error:
+        raise NotImplementedError(str(error)) from error
     tokens = jnp.asarray(input_ids, jnp.int32)
-    lengths_b = jnp.asarray(lengths or [tokens.shape[1]] * tokens.shape[0])
+    lengths_b = jnp.asarray([tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths, jnp.int32)
     return np.asarray(_logits(params, config, tokens, lengths_b))
 
 

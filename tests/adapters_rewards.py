@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import builtins
 import functools
@@ -20,9 +19,11 @@ from hermes_jax.rollout.rewards import (
     combine_rewards,
     evaluate_reward_functions,
     function_name,
+    named,
 )
 from hermes_jax.telemetry.alarms import StepRewards, accuracies, constant_groups_alarm, missing_rewards_alarm
 from hermes_jax.tools.worker import WorkerServer
+from tests.adapters_async import finished
 
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"method": "group_mean"},
@@ -65,7 +66,7 @@ VALUES: dict[Any, Callable[[dict], Any]] = {
     "nan": lambda notation: float("nan"),
     "inf": lambda notation: float("inf"),
     "-inf": lambda notation: float("-inf"),
-    "numpy": lambda notation: np.array(notation["v"], notation["dtype"]).reshape(notation["shape"])[()],
+    "numpy": lambda notation: np.array(value_of(notation["v"]), notation["dtype"]).reshape(notation["shape"])[()],
     "decimal": lambda notation: Decimal(notation["v"]),
     "fraction": lambda notation: Fraction(notation["v"]),
     "complex": lambda notation: complex(*notation["v"]),
@@ -85,6 +86,11 @@ def per_sample(returns: Any) -> Any:
 def batch(returns: list[Any]) -> Any:
     """Reward function for a whole batch: the samples all hold the same return value."""
     return value_of(returns[0])
+
+
+def _part(function: str, /, **sample: Any) -> Any:
+    """Reward function that is a part of a sum: the sample says what each of the parts returns."""
+    return value_of(sample[function])
 
 
 class Verifier:
@@ -115,11 +121,14 @@ def server() -> WorkerServer:
 
 def evaluate(functions: list[RewardFunction], samples: list[dict[str, Any]]) -> Rewards:
     """Runs reward functions as training does."""
-    return asyncio.run(evaluate_reward_functions(functions, samples, server()))
+    return finished(evaluate_reward_functions(functions, samples, server()))
 
 
 def reward_function(case: dict) -> dict:
-    """`rewards`, `counters`, `counters_also`, and with `wrap` the metric `names` of the ways to wrap the function."""
+    """`rewards`, `counters`, `counters_also`, and with `wrap` the metric `names` of the ways to wrap the function.
+
+    Each way of wrapping is a run of its own; all must give the same.
+    """
     expected = case["expected"]
     count = len(expected["rewards"])
     timeout_s = float(expected.get("timeout_s", 60))
@@ -128,15 +137,18 @@ def reward_function(case: dict) -> dict:
     else:
         wrapped = [WRAPPED[way] for way in expected.get("wrap", ())] or [per_sample]
         functions, returns = [RewardFunction(one, timeout_s=timeout_s) for one in wrapped], case["returns"]
-    result = evaluate(functions, [{"returns": one} for one in returns])
-    columns = [[parts[name].value for parts in result.parts] for name in result.parts[0]]
-    assert all(column == columns[0] for column in columns)
+    samples = [{"returns": one} for one in returns]
+    first, *others = (_one_run(function, samples) for function in functions)
+    assert all(other == first for other in others)
+    return first | {"names": list(named(functions)), "wrap": expected.get("wrap")}
+
+
+def _one_run(function: RewardFunction, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    result = evaluate([function], samples)
     return {
-        "rewards": columns[0],
+        "rewards": [part.value for parts in result.parts for part in parts.values()],
         "counters": {name: result.counters[name] for name in ("reward_missing", "verifier_errors")},
         "counters_also": {"verifier_timeouts": result.counters["verifier_timeouts"]},
-        "names": list(result.parts[0]),
-        "wrap": expected.get("wrap"),
     }
 
 
@@ -144,8 +156,7 @@ def combine(case: dict) -> dict:
     """`rewards`: the weighted sums."""
     names = list(case["functions"])
     functions = [
-        RewardFunction(lambda name=name, **sample: value_of(sample[name]), weight=case["weights"][name], name=name)
-        for name in names
+        RewardFunction(functools.partial(_part, name), weight=case["weights"][name], name=name) for name in names
     ]
     rows = zip(*(case["functions"][name] for name in names), strict=True)
     result = evaluate(functions, [dict(zip(names, row, strict=True)) for row in rows])

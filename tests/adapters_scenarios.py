@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from hermes_jax.rollout.codec import AddedToken
 from hermes_jax.rollout.collect import Collector, Gate, collect_group
 from hermes_jax.rollout.environment import Environment
 from hermes_jax.rollout.parsers import get_parser
+from tests.adapters_async import finished
 from tests.rollout.fakes import FakeClock, Reply, Request, ScriptedEngine, ScriptedTool
 
 
@@ -25,7 +25,8 @@ class CaseTokenizer:
         self.added = {text: AddedToken(i, special=True) for text, i in spec["specials"].items()}
         self.special_tokens = {"eos_token": spec["eos"], "pad_token": "<|pad|>", "bos_token": "<|b|>"}
         self._merges = {text.encode(): i for text, i in spec["merges"].items()}
-        self._bytes = {i: text.encode() for text, i in (spec["specials"] | spec["merges"]).items()}
+        named = {i: text.encode() for text, i in (spec["specials"] | spec["merges"]).items()}
+        self._bytes = {byte: bytes([byte]) for byte in range(256)} | named  # the vocabulary has unused ids as well
         self._special = re.compile("(" + "|".join(map(re.escape, spec["specials"])) + ")")
 
     def encode(self, text: str, *, after: int | None = None) -> list[int]:
@@ -45,7 +46,7 @@ class CaseTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, after: int | None = None) -> str:
-        return b"".join(self._bytes.get(i) or bytes([i]) for i in ids).decode("utf-8", "replace")
+        return b"".join(self._bytes.get(i, b"") for i in ids).decode("utf-8", "replace")
 
 
 class CaseEnvironment(Environment):
@@ -71,12 +72,12 @@ class _Member(int):
 
 def token_scenario(file: Mapping[str, Any], scenario: Mapping[str, Any]) -> dict[str, Any]:
     """Plays one scenario; of a group, `members` has every member and the rest is of the first one."""
-    return asyncio.run(_play(file, scenario))
+    return finished(_play(file, scenario))
 
 
 async def _play(file: Mapping[str, Any], scenario: Mapping[str, Any]) -> dict[str, Any]:
     clock, tokenizer = FakeClock(), CaseTokenizer(file["tokenizer"])
-    engine = ScriptedEngine([_reply(tokenizer, turn["reply"]) for turn in scenario["engine"]], clock)
+    engine = ScriptedEngine(_replies(tokenizer, [turn["reply"] for turn in scenario["engine"]]), clock)
     renderer = ChatRenderer(
         tokenizer,
         file["templates"][scenario["template"]],
@@ -104,9 +105,17 @@ def _member_of(request: Request) -> int:
     return int(str(request.session).split("/")[-2])
 
 
-def _reply(tokenizer: CaseTokenizer, reply: Mapping[str, Any]) -> Reply:
-    ids = [i for part in reply["tokens"] for i in ([part] if isinstance(part, int) else tokenizer.encode_plain(part))]
-    return Reply(ids, reply["finish_reason"], reply.get("version", 0), reply.get("logprobs"))
+def _replies(tokenizer: CaseTokenizer, specs: Sequence[Mapping[str, Any]]) -> list[Reply]:
+    """The engine's replies; the k-th token sampled has log-prob -(k + 1) / 8, what follows an end is not sampled."""
+    replies, sampled = [], 0
+    end = tokenizer.added[tokenizer.special_tokens["eos_token"]].id
+    for spec in specs:
+        parts = ([part] if isinstance(part, int) else tokenizer.encode_plain(part) for part in spec["tokens"])
+        ids = [i for part in parts for i in part]
+        logprobs = spec.get("logprobs", [-(k + 1) / 8 for k in range(sampled, sampled + len(ids))])
+        replies.append(Reply(ids, spec["finish_reason"], spec.get("version", 0), logprobs))
+        sampled += ids.index(end) + 1 if end in ids else len(ids)
+    return replies
 
 
 def _tools(specs: Sequence[Mapping[str, Any]], clock: FakeClock, runs: list[str]) -> dict[str, ScriptedTool]:

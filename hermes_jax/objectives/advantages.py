@@ -97,7 +97,8 @@ class _Groups:
     count: np.ndarray
     constant: np.ndarray
     too_few: np.ndarray
-    span: np.ndarray
+    half_span: np.ndarray
+    """Half of it, for the whole may overflow; 1 in degenerate groups."""
     unit: np.ndarray
     """`(R - mean_g) / span_g` per episode, so that squares of huge rewards stay finite; 0 in degenerate groups."""
 
@@ -115,20 +116,20 @@ class _Groups:
         low, high = np.where(too_few, 0.0, low), np.where(too_few, 0.0, high)
         constant = ~too_few & _equal(low, high)
         live = (valid & ~(constant | too_few)[index]).astype(np.float64)
-        span = np.where(constant | too_few, 1.0, high - low)
-        place = live * (rewards - low[index]) / span[index]
+        half_span = np.where(constant | too_few, 1.0, high / 2 - low / 2)
+        place = live * (rewards / 2 - low[index] / 2) / half_span[index]
         mean = np.bincount(index, place, len(ids)) / np.maximum(count, 1)
         unit = live * (place - mean[index])
-        return _Groups(rewards, valid, ids, index, count, constant, too_few, span, unit)
+        return _Groups(rewards, valid, ids, index, count, constant, too_few, half_span, unit)
 
     def centred(self) -> np.ndarray:
         """`R - mean_g`, exactly 0 in degenerate groups."""
-        return self.unit * self.span[self.index]
+        return 2 * self.unit * self.half_span[self.index]
 
     def std(self, ddof: int) -> np.ndarray:
         """Standard deviation of each group, on its members."""
         squares = np.bincount(self.index, self.unit**2, len(self.ids))
-        return (self.span * np.sqrt(squares / np.maximum(self.count - ddof, 1)))[self.index]
+        return (self.half_span * (2 * np.sqrt(squares / np.maximum(self.count - ddof, 1))))[self.index]
 
 
 def _advantages(
@@ -167,7 +168,7 @@ def _std(values: np.ndarray, weights: np.ndarray, ddof: int) -> float:
 
 
 def _equal(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return high - low <= 1e-6 * np.maximum(1.0, np.abs(high))
+    return high / 2 - low / 2 <= 0.5e-6 * np.maximum(1.0, np.abs(high))
 
 
 def _weights(valid: np.ndarray, weighting: str, token_counts: Sequence[int] | np.ndarray | None) -> np.ndarray:

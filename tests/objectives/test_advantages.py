@@ -129,3 +129,11 @@ def test_means_of_groups_are_zero_and_std_one():
 def test_wrong_arguments_say_what_is_wrong(options, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(**{"rewards": [1.0, 0.0], "group_ids": [0, 0], **options})
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e154, 1e200, 1e308])
+def test_the_largest_rewards_stay_finite(scale):
+    """Their squares overflow, and of the largest even their difference does."""
+    got = {m: group_advantages([scale, -scale, 0.0], [0] * 3, method=m) for m in ("group_mean", "group_mean_std")}
+    np.testing.assert_allclose(got["group_mean"].advantages, [scale, -scale, 0.0], rtol=1e-12)
+    np.testing.assert_allclose(got["group_mean_std"].advantages, [1.0, -1.0, 0.0], rtol=1e-9)
