@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Outcome(StrEnum):
@@ -124,12 +121,12 @@ class Episode:
     trajectories: tuple[Trajectory, ...]
     outcome: Outcome
     reward: float | None = None
-    reward_parts: Mapping[str, float | None] = field(default_factory=lambda: _EMPTY)
+    reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     turn_rewards: tuple[float, ...] = ()
     success: bool | None = None
     messages: Sequence[Mapping[str, Any]] = ()
-    timings: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
-    counters: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
 
     @property
@@ -144,4 +141,4 @@ class Group:
 
     task_id: str
     episodes: tuple[Episode, ...]
-    item: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    item: Mapping[str, Any] = field(default_factory=dict)

@@ -64,7 +64,7 @@ class Collector:
         make_context: makes each episode's ToolContext.
         gate: bounds how many episodes run at once.
         reward_timeout_s: deadline of `compute_reward`.
-        server: runs the environment's `reward_functions`, if it has any.
+        server: runs the environment's `reward_functions`, and its `compute_reward` if that is not `async`.
     """
 
     agent: Agent
@@ -139,7 +139,13 @@ async def _member(
                 if episode.outcome in WITHOUT_TRAJECTORIES or environment.reward_functions:
                     return episode
                 return await score_episode(
-                    environment, item, episode, ctx, timeout_s=collector.reward_timeout_s, clock=agent.clock
+                    environment,
+                    item,
+                    episode,
+                    ctx,
+                    timeout_s=collector.reward_timeout_s,
+                    clock=agent.clock,
+                    server=collector.server,
                 )
             finally:
                 await _clean_up(ctx)

@@ -39,7 +39,8 @@ class Reward:
 class Environment:
     """Base class of environments. A subclass in `envs/<name>/env.py` is found by that name.
 
-    Methods that do work may be `async` or not; those that aren't run in a thread, so that they never hold up decoding.
+    Methods that do work may be `async` or not; those that aren't run in a thread, so that they never hold up decoding
+    (`compute_reward`: in the worker server, where its deadline ends even a busy loop).
     The tasks must be a function of their number: then one integer says where a run is in them.
 
     Args:
@@ -105,8 +106,12 @@ class Environment:
     def compute_reward(self, item: Item, episode: Episode, ctx: Any) -> Any:
         """What an episode was worth: a number or bool, a `Reward` with parts, or None for no opinion.
 
+        An `async` function has the sandbox at hand and must leave heavy computing to others, for it shares the
+        trainer's event loop. A plain one runs in another process, on a copy of this object (which travels with every
+        call: `__getstate__` can leave large tables out); what it changes is lost.
+
         Args:
-            ctx: the episode's ToolContext, with files and processes as the policy left them.
+            ctx: the episode's ToolContext, with files and processes as the policy left them; None for a plain function.
         """
         raise NotImplementedError(f"{type(self).__name__} must define compute_reward(item, episode, ctx)")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hermes_jax.clock import Clock
@@ -12,7 +14,8 @@ from hermes_jax.data.trajectory import Episode, Outcome
 from hermes_jax.rollout.deadline import DeadlinePassed, before
 from hermes_jax.rollout.environment import Environment, Item, Reward, call
 from hermes_jax.rollout.rewards import RewardValue, evaluate_reward_functions, normalise_reward
-from hermes_jax.tools.worker import WorkerServer
+from hermes_jax.tools.verifier_main import finished
+from hermes_jax.tools.worker import CallFailed, CallTimedOut, WorkerServer, prepare
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,29 @@ class _Score:
 
 
 async def score_episode(
-    environment: Environment, item: Item, episode: Episode, ctx: Any, *, timeout_s: float, clock: Clock
+    environment: Environment,
+    item: Item,
+    episode: Episode,
+    ctx: Any,
+    *,
+    timeout_s: float,
+    clock: Clock,
+    server: WorkerServer | None = None,
 ) -> Episode:
     """The episode with what `environment.compute_reward` gives it.
+
+    A plain function runs in the worker server, if there is one, where the deadline ends whatever it does.
 
     An exception, a value that is no finite number and a passed deadline are failures: the reward is missing, the
     outcome `verifier_error`, the counter `verifier_errors` 1. None is a missing reward without a failure.
     """
     start = clock.now()
     try:
-        work = call(environment.compute_reward, item, episode, ctx)
-        score = _as_score(await before(start + timeout_s, clock, work))
+        if server is None or inspect.iscoroutinefunction(environment.compute_reward):
+            work = call(environment.compute_reward, item, episode, ctx)
+            score = _as_score(await before(start + timeout_s, clock, work))
+        else:
+            score = await _score_apart(environment, item, episode, timeout_s, server)
     except DeadlinePassed:
         score = _Score(RewardValue(None, f"the reward took longer than {timeout_s:g} s", timed_out=True))
     except Exception as error:
@@ -70,6 +85,25 @@ async def score_group(
         _with_score(episode, _Score(total, {name: part.value for name, part in parts.items()}))
         for episode, total, parts in zip(episodes, rewards.totals, rewards.parts, strict=True)
     ]
+
+
+async def _score_apart(
+    environment: Environment, item: Item, episode: Episode, timeout_s: float, server: WorkerServer
+) -> _Score:
+    function = prepare(functools.partial(_plain_score, environment.compute_reward), "compute_reward")
+    try:
+        plain = await server.call(function, dict(item), episode, timeout_s=timeout_s)
+    except CallTimedOut as error:
+        return _Score(RewardValue(None, f"compute_reward: {error}", timed_out=True))
+    except CallFailed as error:
+        return _Score(RewardValue(None, str(error)))
+    total, turns = RewardValue(**plain["total"]), tuple(plain["turn_rewards"])
+    return _Score(total, plain["parts"], plain["success"], turns)
+
+
+def _plain_score(compute_reward: Callable[..., Any], item: Item, episode: Episode) -> dict[str, Any]:
+    """Runs in the worker's child: only plain data leaves it."""
+    return asdict(_as_score(finished(compute_reward(item, episode, None))))
 
 
 def _as_score(value: Any) -> _Score:
