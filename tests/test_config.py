@@ -187,6 +187,36 @@ def test_overrides_carry_any_plain_value(value):
     assert cfg.load(overrides=[f"env.options.x={text}"]).env.options == {"x": value}
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(
+            (text, text)
+            for text in ("a # b", "#a", "a\nb", "&a b", "*a*", "!a", "---", "- a", "%a", "@a", "{a", "[1, 2]")
+        ),
+        *((text, text) for text in ("a=b=c", "a: b", "true", "1e3", "2024-01-01", " a ", "\ta", "a\0", "é\u2028")),
+        *(("'null'", "null"), ("'it''s'", "it's"), ('"a\\nb"', "a\nb"), ('"', '"'), ("'a' b", "'a' b"), ("null", None)),
+    ],
+)
+def test_text_of_an_override_stays_as_it_stands(written, meant):
+    assert cfg.load(overrides=[f"env.system_prompt={written}"]).env.system_prompt == meant
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("env.system_prompt=a\udcffb", "no UTF-8"),
+        (f"seed={'9' * 5000}", "not valid YAML"),
+        ("env.options={a: &a [*a]}", "not valid YAML"),
+        ("env.options={a: 1, a: 2}", "`a` is given twice"),
+        (f"env.options={'[' * 3000}", "nested too deeply"),
+        ("seed=!!int abc", "does not fit its tag"),
+    ],
+)
+def test_bad_overrides(override, part):
+    assert part in error_of(override)
+
+
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_no_override_raises_anything_but_a_config_error(key, value):
     for arguments in ([f"{key}={value}"], [f"--{key}", value], [key]):
@@ -282,6 +312,17 @@ def test_messages_name_file_and_line_or_override(tmp_path):
         ("base: 3", "`base` needs the path"),
         ("base: nowhere.yaml", "can't read this config file"),
         ("env: {options: {a: !!python/object:os.system x}}", "not valid YAML"),
+        ("seed: !!int abc", "not valid YAML: a value does not fit its tag"),
+        ("grpo: {temperature: !!float abc}", "not valid YAML: a value does not fit its tag"),
+        ("grpo: {use_liger_loss: !!bool maybe}", "not valid YAML: a value does not fit its tag"),
+        (f"seed: {'9' * 5000}", "not valid YAML"),
+        ("seed: 1\0", "not valid YAML"),
+        ("seed: 1\n---\nseed: 2", "not valid YAML"),
+        ("env: &e {options: *e}", "an alias of itself"),
+        ("env: {options: {a: &a [*a]}}", "not valid YAML"),
+        (f"env: {{options: {{a: {'[' * 3000}{']' * 3000}}}}}", "nested too deeply"),
+        ("env: {options: {a: [{b: 1, b: 2}]}}", "`b` is given twice"),
+        ("env: {options: !!set {a, a}}", "given twice"),
     ],
 )
 def test_bad_files(tmp_path, text, part):

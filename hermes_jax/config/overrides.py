@@ -12,6 +12,8 @@ from hermes_jax.config.rules import ALIASES
 from hermes_jax.config.schema import Config
 from hermes_jax.config.yaml_text import ConfigError, Key, parse_value
 
+_NULLS = ("", "~", "null", "Null", "NULL")
+
 
 def parse(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[Key, str]]:
     """Turns overrides into the same form as a file: nested mapping, and the place of every key.
@@ -41,8 +43,19 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
             if not dashed or not rest or rest[0].startswith("--"):
                 raise ConfigError(f"`{argument}` has no value: write {key}=value, such as env.group_size=8")
             text = rest.pop(0)
+        if not _is_text(key + text):
+            raise ConfigError(f"{argument!r} is no override: it holds bytes that are no UTF-8")
         pairs.append((key, text))
     return pairs
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can carry it: bytes of the command line that are none arrive as halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _insert(tree: dict[str, Any], path: Key, value: Any, place: str) -> None:
@@ -54,18 +67,23 @@ def _insert(tree: dict[str, Any], path: Key, value: Any, place: str) -> None:
 
 
 def _value(path: Key, text: str, place: str) -> Any:
-    """The YAML value of `text`, or the text itself where the option holds text (`openai.api_key=123`)."""
+    """The YAML value of `text`; where the option holds text, that text as it stands (`openai.api_key=123`).
+
+    Quoted text is YAML there too, and null is null where the option may be null.
+    """
     annotation = _annotation(path)
     is_text = annotation is not None and accepts(annotation, str)
+    may_be_null = annotation is not None and accepts(annotation, type(None))
+    quoted = text.strip()[:1] in ("'", '"')
+    if is_text and not quoted and not (may_be_null and text.strip() in _NULLS):
+        return text
     try:
         value = parse_value(text)
     except yaml.YAMLError as error:
         if is_text:
             return text
         raise ConfigError(f"{place}: the value is not valid YAML: {' '.join(str(error).split())}") from error
-    if not is_text or isinstance(value, str) or (value is None and accepts(annotation, type(None))):
-        return value
-    return text
+    return value if not is_text or isinstance(value, str) or value is None else text
 
 
 def _annotation(path: Key) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows only the scalars that are declared below."""
+    """Knows only the scalars that are declared below, and no mapping that repeats a key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is given twice", key.start_mark)
+        return super().construct_mapping(node, deep=deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -53,14 +61,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[Key, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't read this config file: {error}") from error
     places: dict[Key, str] = {}
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        value = {} if node is None else _construct(loader, node, (), places, str(path))
+        value = _load(text, lambda loader, node: _construct(loader, node, (), places, str(path)), empty={})
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    finally:
-        loader.dispose()
     if value is None:
         return {}, places
     if not isinstance(value, dict):
@@ -87,7 +91,24 @@ def parse_value(text: str) -> Any:
     Raises:
         yaml.YAMLError: no valid YAML.
     """
-    return yaml.load(text, Loader=_Loader)
+    return _load(text, lambda loader, node: loader.construct_object(node, deep=True), empty=None)
+
+
+def _load(text: str, construct: Callable[[_Loader, yaml.Node], Any], empty: Any) -> Any:
+    """The one document in a text; whatever is wrong with it is a YAMLError, also where PyYAML lets others through."""
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            return empty if node is None else construct(loader, node)
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply, or holds an alias of itself") from error
+    except (yaml.YAMLError, ConfigError):
+        raise
+    except (ValueError, KeyError, AttributeError, TypeError) as error:  # of a tag's constructor: `!!float x`
+        raise yaml.YAMLError(f"a value does not fit its tag: {error}") from error
 
 
 def write_value(value: Any) -> str:

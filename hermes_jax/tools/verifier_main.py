@@ -73,7 +73,10 @@ def serve(sock: socket.socket) -> None:
                 result = call(functions[fields["digest"]], payload)
         except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: none may end the worker
             answer = describe(error)
-        send_blocking(sock, answer, result)
+        try:
+            send_blocking(sock, answer, result)
+        except ConnectionError:  # the server is gone, and nobody else wants the answer
+            return
 
 
 def main() -> None:
