@@ -15,6 +15,7 @@ from typing import Any
 
 from hermes_jax.config import Config
 from hermes_jax.host_memory import reuse_freed_memory
+from hermes_jax.quiet import quiet_libraries
 from hermes_jax.tools.worker import WorkerServer
 
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", metavar="FOLDER", type=Path, help="write the episodes here (JSON lines, gzipped)")
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
     options, overrides = parser.parse_known_args(arguments)
+    quiet_libraries()
     reuse_freed_memory()
     with WorkerServer() as worker:  # before jax: nothing forks after it
         from hermes_jax.config import ConfigError, load

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hermes_jax.quiet import quiet_libraries
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
@@ -21,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best checkpoint.best_metric")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: as in the source model")
     options = parser.parse_args(arguments)
+    quiet_libraries()
 
     from hermes_jax.assembly import open_mesh
     from hermes_jax.known_errors import KNOWN_ERRORS

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hermes_jax.config import Config, ConfigError, help_config, load
 from hermes_jax.host_memory import reuse_freed_memory
+from hermes_jax.quiet import quiet_libraries
 from hermes_jax.resuming import check_same_training
 from hermes_jax.run_folder import RunFolder, RunFolderError, open_run_folder
 from hermes_jax.stopping import STATUS, Stopped
@@ -62,6 +63,7 @@ def _run(config: Config, run: RunFolder, *, resume: bool) -> int:
     from hermes_jax.tools.worker import WorkerServer
 
     reuse_freed_memory()
+    quiet_libraries()
     with WorkerServer() as worker:  # before jax: nothing forks after it
         from hermes_jax.known_errors import KNOWN_ERRORS
 

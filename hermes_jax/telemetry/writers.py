@@ -6,11 +6,11 @@ import importlib
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hermes_jax.telemetry.event_file import EventFile
 from hermes_jax.telemetry.metrics import describe
 
 PHASES = ("warm_start", "train")
@@ -134,30 +134,22 @@ class TensorBoardWriter:
     def __init__(self, folder: str | Path, *, resume_after: tuple[str, int] | None = None) -> None:
         self._folder = Path(folder)
         self._resume_after = resume_after
-        self._writers: dict[str, Any] = {}
+        self._files: dict[str, EventFile] = {}
 
     def write(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Adds one point per metric."""
-        writer = self._writer(phase)
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        self._file(phase).add_scalars(step, values)
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        for file in self._files.values():
+            file.close()
 
-    def _writer(self, phase: str) -> Any:
-        if phase not in self._writers:
-            tensorboard = importlib.import_module("tensorboardX")
+    def _file(self, phase: str) -> EventFile:
+        if phase not in self._files:
             resumed = self._resume_after is not None and self._resume_after[0] == phase
             purge = self._resume_after[1] + 1 if resumed and self._resume_after else None
-            self._writers[phase] = tensorboard.SummaryWriter(
-                str(self._folder / phase),
-                purge_step=purge,
-                filename_suffix=f".{time.time_ns()}",  # else two writers of one second share a file
-            )
-        return self._writers[phase]
+            self._files[phase] = EventFile(self._folder / phase, purge_step=purge)
+        return self._files[phase]
 
 
 class WandbWriter:
