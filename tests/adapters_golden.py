@@ -113,8 +113,8 @@ def _gae(inputs: dict, params: dict) -> dict:
     bootstrap = _per_token(inputs.get("bootstrap_values", np.zeros(len(mask))), mask)
     rewards, values = _f32(inputs["token_rewards"]), _f32(inputs["values"])
     advantages, returns = obj.gae(rewards, values, bootstrap, mask, segments, gamma=params["gamma"], lam=params["lam"])
-    if params["whiten"]:
-        advantages = obj.whiten(advantages, mask, eps=params["whiten_eps"])
+    if params.get("whiten"):
+        advantages = obj.whiten(advantages, mask, **_given(params, whiten_eps="eps"))
     return {"advantages": advantages, "returns": returns}
 
 
@@ -125,7 +125,7 @@ def _place_outcome_reward(inputs: dict, params: dict) -> dict:
 
 def _whiten(inputs: dict, params: dict) -> dict:
     mask, _ = _layout(inputs)
-    return {"whitened": obj.whiten(_f32(inputs["x"]), mask, eps=params["whiten_eps"], ddof=params["ddof"])}
+    return {"whitened": obj.whiten(_f32(inputs["x"]), mask, **_given(params, whiten_eps="eps", ddof="ddof"))}
 
 
 def _value_loss(inputs: dict, params: dict) -> dict:
@@ -146,7 +146,9 @@ def _logits_stats(inputs: dict, params: dict) -> dict:
     cotangents = _f32(inputs["cotangent_logprobs"]), _f32(inputs["cotangent_entropy"])
 
     def scalar(logits: jax.Array) -> tuple[jax.Array, Any]:
-        logprobs, entropy = (obj.clean(x, mask) for x in _head(logits, targets, mask, params["temperature"]))
+        logprobs, entropy = (
+            obj.clean(x, mask) for x in _head(logits, targets, mask, **_given(params, temperature="temperature"))
+        )
         return sum(jnp.sum(obj.clean(c, mask) * x) for c, x in zip(cotangents, (logprobs, entropy), strict=True)), (
             logprobs,
             entropy,
@@ -176,7 +178,9 @@ def _entropy_bonus_loss(inputs: dict, params: dict) -> dict:
     spec = obj.ObjectiveSpec("reinforce", aggregation=params["aggregation"], entropy_coef=params["coef"])
 
     def loss(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logprobs, entropy = _head(logits, jnp.zeros(mask.shape, jnp.int32), mask, params["temperature"])
+        logprobs, entropy = _head(
+            logits, jnp.zeros(mask.shape, jnp.int32), mask, **_given(params, temperature="temperature")
+        )
         batch = obj.PolicyBatch(logprobs, mask, segments, jnp.zeros_like(logprobs), entropy=entropy)
         return obj.policy_objective(batch, spec, _denominators(batch, params))[0], obj.clean(entropy, mask)
 
@@ -249,6 +253,11 @@ def _denominators(batch: obj.PolicyBatch, params: dict) -> obj.Denominators:
     return counts._replace(**{name: jnp.float32(value) for name, value in given.items()})
 
 
+def _given(params: dict, **names: str) -> dict[str, Any]:
+    """The parameters that a case gives, under our names; absent and null ones are left to our defaults."""
+    return {ours: params[theirs] for theirs, ours in names.items() if params.get(theirs) is not None}
+
+
 def _layout(inputs: dict) -> tuple[jax.Array, jax.Array]:
     mask = jnp.asarray(np.asarray(inputs["mask"]) > 0)
     segments = inputs.get("segment_ids", np.ones(mask.shape))
@@ -261,7 +270,9 @@ def _per_token(values: np.ndarray, mask: jax.Array) -> jax.Array:
     return array if array.ndim == mask.ndim else jnp.broadcast_to(array[:, None], mask.shape)
 
 
-def _head(logits: jax.Array, targets: jax.Array, mask: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array]:
+def _head(
+    logits: jax.Array, targets: jax.Array, mask: jax.Array, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
     """The LM head with the identity as its weight (hidden states are logits); one call per token, for bans differ."""
 
     def one(hidden: jax.Array, target: jax.Array, banned: jax.Array) -> tuple[jax.Array, jax.Array]:

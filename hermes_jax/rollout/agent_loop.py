@@ -223,7 +223,10 @@ class _Play:
         transcript.add_sampled(reply.token_ids, reply.logprobs, reply.versions, turn)
         self.counters["sampled_tokens"] += len(reply.token_ids)
         self.counters["prompt_tokens"] += len(prompt)
-        return len(reply.token_ids), reply.finish_reason
+        finish = reply.finish_reason
+        if finish == "abort" and agent.limits.resume_partial and set(reply.token_ids[-1:]) & set(sampling.stop_ids):
+            finish = "stop"  # broken off when all was said: nothing may be sampled after an end
+        return len(reply.token_ids), finish
 
     async def _answers(self, parsed: ParsedTurn, turn: int) -> list[Message]:
         """Runs the calls of a turn in their order; one tool message for each, malformed ones too."""

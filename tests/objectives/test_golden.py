@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import numpy as np
 import pytest
 
 from tests.adapters_golden import FUNCTIONS, golden
@@ -13,6 +15,23 @@ CALLS = [call for case in golden_io.load_cases() for call in golden_io.calls(cas
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.id)
 def test_case(call):
     assert golden_io.compare(call, golden(call.function, call.inputs, call.params), "float32") == []
+
+
+@pytest.mark.parametrize("call", [c for c in CALLS if None in c.params.values()][::3], ids=lambda call: call.id)
+def test_absent_parameters_are_as_good_as_null_ones(call):
+    given = {name: value for name, value in call.params.items() if value is not None}
+    assert golden_io.compare(call, golden(call.function, call.inputs, given), "float32") == []
+
+
+@pytest.mark.parametrize("function", ["gae", "whiten", "logits_stats", "entropy_bonus_loss"])
+def test_parameters_with_a_usual_value_may_be_absent(function):
+    call = next(c for c in CALLS if c.function == function and not c.params.get("whiten"))
+    usual = {"whiten": False, "whiten_eps": 1e-8, "ddof": 1, "temperature": 1.0}
+    with_them, without = (
+        golden(function, call.inputs, params)
+        for params in (call.params | usual, {k: v for k, v in call.params.items() if k not in usual})
+    )
+    jax.tree.map(np.testing.assert_array_equal, with_them, without)
 
 
 def test_no_case_and_no_function_is_left_out():

@@ -267,6 +267,16 @@ def test_calls_of_the_last_turn_still_run():
     assert int(episode.trajectories[0].tokens[-1]) == END
 
 
+def test_a_reply_that_was_broken_off_after_its_end_is_complete():
+    """To go on after the end would sample in a context that no conversation has."""
+    reply = Reply(say("done").token_ids, "abort")
+    episode, engine = play([reply], limits={"resume_partial": True})
+    assert (episode.outcome, len(engine.requests)) == (Outcome.COMPLETED, 1)
+    assert episode.messages[-1]["content"] == "done"
+    episode, _ = play([reply])
+    assert episode.outcome is Outcome.ABORTED  # without leave to resume, the engine's word counts
+
+
 def test_a_broken_off_reply_is_resumed_with_other_seeds_and_not_for_ever():
     replies = [Reply([5, 6], "abort", version=1), Reply([], "abort"), Reply([7], "abort")]
     episode, engine = play(replies, limits={"resume_partial": True, "max_new_tokens": 9})
