@@ -29,6 +29,7 @@ from struct import Struct
 
 LENGTHS = Struct("<II")
 READ_BYTES = 1 << 16
+PATH_BYTES = 4096  # longest path that the kernel takes
 CHECK_EVERY_S = 0.1
 MAX_BACKGROUND_PIPES = 64
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25  # importing `signal` would cost 4 ms
@@ -357,9 +358,7 @@ def read_file(path: bytes, limit: int) -> bytes:
 
 
 def write_file(path: bytes, content: bytes) -> None:
-    directory = os.path.dirname(path)
-    if directory:
-        os.makedirs(directory, exist_ok=True)
+    make_directories(os.path.dirname(path))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
     with open(fd, "wb", buffering=0) as file:
         require_regular(fd)
@@ -367,6 +366,21 @@ def write_file(path: bytes, content: bytes) -> None:
         view = memoryview(content)
         while view:
             view = view[file.write(view) or 0 :]
+
+
+def make_directories(path: bytes) -> None:
+    """Like `os.makedirs`, which calls itself for every level and so fails where a path has very many."""
+    if len(path) >= PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path.rstrip(b"/"))
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            continue
 
 
 def require_regular(fd: int) -> None:

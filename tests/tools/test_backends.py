@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -81,3 +83,14 @@ def test_the_local_workspace_is_removed_whatever_lies_in_it(tmp_path: Path, monk
     launch.remove_workspace()
     assert list((tmp_path / "temporary").iterdir()) == []
     assert (tmp_path / "kept" / "file").read_text() == "x"
+
+
+def test_a_very_deep_workspace_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    launch = local_launch(SandboxSettings(backend="local"))
+    for fd in launch.pass_fds:
+        os.close(fd)
+    script = "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]; os.chmod('.', 0)"
+    subprocess.run([sys.executable, "-c", script], cwd=launch.workspace, check=True)
+    launch.remove_workspace()
+    assert list(tmp_path.iterdir()) == []
