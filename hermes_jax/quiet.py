@@ -1,10 +1,21 @@
-"""What libraries say while nothing is wrong that the user could mend; errors reach the user in our own words."""
+"""What libraries print although our own error says it better."""
+
+from __future__ import annotations
 
 import logging
 import os
+import sys
+from typing import Any
 
 
 def quiet_libraries() -> None:
-    """Before jax is imported: no start-up notes of XLA, no tracebacks that Orbax logs beside the error it raises."""
+    """For commands, before jax is imported: no start-up notes of XLA, no tracebacks beside the error of a full disk."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it then raises
+    sys.unraisablehook = _without_late_writes
+
+
+def _without_late_writes(what: Any) -> None:
+    """When a save fails, Orbax closes its event loop; TensorStore's other writes end later and miss it, one by one."""
+    if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(what)

@@ -19,13 +19,12 @@ from hermes_jax.assembly import (
     open_engine,
     open_mesh,
     open_policy,
-    packing_buckets,
-    training_buckets,
 )
 from hermes_jax.assembly import warm_start_phase as make_warm_start
-from hermes_jax.config import Config, ConfigError, dump
-from hermes_jax.data.packing import PackedBatch, pack, pack_parts, split_by_group
-from hermes_jax.data.trajectory import Episode, Group, Outcome
+from hermes_jax.batches import imitation_batch, training_batches
+from hermes_jax.config import Config, dump
+from hermes_jax.data.packing import PackedBatch
+from hermes_jax.data.trajectory import Episode, Group
 from hermes_jax.engines.device import DeviceThread
 from hermes_jax.engines.jax_engine import JaxEngine
 from hermes_jax.episode_failures import FailureNotes, NothingPlayed, require_some
@@ -33,7 +32,7 @@ from hermes_jax.episode_metrics import step_rewards, train_metrics
 from hermes_jax.evaluator import Evaluation, evaluate
 from hermes_jax.known_errors import KNOWN_ERRORS, disk_errors_named
 from hermes_jax.learner.checkpoint import CheckpointError
-from hermes_jax.learner.signal import Signal, imitation_signal, make_signal
+from hermes_jax.learner.signal import Signal
 from hermes_jax.learning import Learning
 from hermes_jax.models import save_model
 from hermes_jax.playing import Stage, open_players, open_stage
@@ -149,7 +148,7 @@ class Trainer:
         steps = self.config.warm_start.steps
         if self.part != WARM_START:
             return
-        self.phase = make_warm_start(self.config, self.policy, self.mesh)
+        self.phase = await self.device.submit(make_warm_start, self.config, self.policy, self.mesh)
         self.step = await self._begin(self.phase, self.policy.folder)
         self.log.progress.start("warm start", steps, self.step)
         prepared = self._prepare_imitation(self.step)
@@ -185,22 +184,8 @@ class Trainer:
         return asyncio.create_task(asyncio.to_thread(self._imitation_batch, step))
 
     def _imitation_batch(self, step: int) -> tuple[PackedBatch, float]:
-        count = self.config.warm_start.episodes_per_step
-        sequences = imitation_signal(self.players.demonstrations(step, count))
-        if not sequences:
-            raise ConfigError(
-                f"warm_start.steps is {self.config.warm_start.steps}, but environment {self.config.env.name} has no "
-                "scripted episodes (Environment.demonstrate); set warm_start.steps to 0"
-            )
-        longest = max(len(sequence.trajectory) for sequence in sequences)
-        if longest > self.config.model.context_length:
-            raise ConfigError(
-                f"a scripted episode of the warm start has {longest} tokens; raise model.context_length "
-                f"({self.config.model.context_length})"
-            )
-        buckets = packing_buckets(self.config, self.policy, self.mesh, len(sequences))
-        batch, layout = pack(sequences, buckets)
-        return batch, layout.padding_share
+        episodes = self.players.demonstrations(step, self.config.warm_start.episodes_per_step)
+        return imitation_batch(episodes, self.config, self.policy, self.mesh)
 
     async def _log_imitation(self, updates: list[tuple[int, Any, float]], began: float) -> None:
         rows = await self.device.submit(jax.device_get, [metrics for _, metrics, _ in updates])
@@ -219,7 +204,7 @@ class Trainer:
         config, run = self.config, self.run_folder
         start = run.start if run.start.exists() else self.policy.folder
         self.part = TRAIN
-        self.phase = grpo_phase(config, self.policy, self.mesh)
+        self.phase = await self.device.submit(grpo_phase, config, self.policy, self.mesh)
         self.step = await self._begin(self.phase, start)
         self.learning.reference = await self.device.submit(self.learning.load, start)
         params = self.learning.state.params if self.learning.state else None
@@ -247,11 +232,11 @@ class Trainer:
         with seconds("collect"):
             groups = await self._collect()
         with seconds("pack"):
-            signal, batches, packing = await asyncio.to_thread(self._pack, groups)
+            packed = await asyncio.to_thread(training_batches, groups, config, self.policy, self.mesh)
         updated: Mapping[str, float] = {}
-        if batches:
+        if packed.batches:
             with seconds("score"):
-                scored = await self.device.submit(self.learning.score_batches, batches)
+                scored = await self.device.submit(self.learning.score_batches, packed.batches)
             with seconds("update"):
                 passes = config.grpo.iterations_per_batch
                 updated = await self.device.submit(self.learning.train, self.phase, scored, passes)
@@ -262,16 +247,16 @@ class Trainer:
         values = {
             **train_metrics(groups),
             "groups/count": len(groups),
-            "groups/constant": signal.groups_constant / len(groups),
-            "groups/too_few": signal.groups_too_few / len(groups),
-            **packing,
+            "groups/constant": packed.signal.groups_constant / len(groups),
+            "groups/too_few": packed.signal.groups_too_few / len(groups),
+            **packed.metrics,
             **of_update(updated),
             "policy_version": self.step - 1,
         }
         values |= self.log.speeds(values, seconds.taken, self.policy, groups, config.grpo.iterations_per_batch)
         values |= self.log.engine_counters(engine_before, self.engine.metrics())
         self.log.write(self.step, values)  # before the checkpoint: a run that goes on from it has this row
-        self._alarms(values, groups, signal)
+        self._alarms(values, groups, packed.signal)
         await self._after_update(groups, seconds, began)
         await self.device.submit(self.learning.check_skipped)
 
@@ -316,31 +301,6 @@ class Trainer:
     def _items(self, step: int) -> tuple[int, int]:
         """The prompt cursor before and after a step: tasks are taken in order, each once."""
         return step * self.config.env.groups_per_step, (step + 1) * self.config.env.groups_per_step
-
-    def _pack(self, groups: list[Group]) -> tuple[Signal, list[PackedBatch], dict[str, float]]:
-        grpo = self.config.grpo
-        signal = make_signal(
-            groups,
-            method=grpo.advantage,
-            outcome_policy={outcome: getattr(grpo.outcome_policy, outcome) for outcome in Outcome},
-            penalised_reward=grpo.penalised_reward,
-        )
-        sequences = signal.sequences
-        if not sequences:
-            return signal, [], {"batch/trained_tokens": 0}
-        parts = split_by_group(sequences, min(grpo.mini_batches, len({s.group for s in sequences})))
-        expected = self.config.env.group_size * -(-self.config.env.groups_per_step // grpo.mini_batches)
-        most = -(-max(len(part) for part in parts) // expected) * expected  # templates may make an episode several
-        buckets = training_buckets(self.config, self.policy, self.mesh, most)
-        try:
-            packed = pack_parts([[sequences[n] for n in part] for part in parts], buckets)
-        except ValueError as error:  # learner.max_tokens leaves no room
-            raise ConfigError(f"learner.max_tokens ({self.config.learner.max_tokens}) is too small: {error}") from error
-        trained = sum(int(batch.loss_mask.sum()) for batch, _ in packed)
-        tokens = sum(int(layout.length.sum()) for _, layout in packed)
-        cells = sum(batch.segment_ids.any(axis=(1, 2)).sum() * batch.segment_ids[0].size for batch, _ in packed)
-        numbers = {"batch/padding_share": 1 - tokens / cells, "batch/tokens": tokens, "batch/trained_tokens": trained}
-        return signal, [batch for batch, _ in packed], numbers
 
     def _alarms(self, values: Mapping[str, float | None], groups: list[Group], signal: Signal) -> None:
         self.rewards.append(step_rewards(groups, signal.groups_constant))
@@ -388,7 +348,7 @@ class Trainer:
             params = await self.device.submit(self.learning.load, folder)
             await self.device.submit(self.learning.begin, phase, params)
             return 0
-        abstract = self.learning.abstract(phase)
+        abstract = await self.device.submit(self.learning.abstract, phase)
         restored = await self.device.submit(self.saving.restore, self.part, abstract, found)
         self.learning.state = restored.state
         self.before, self.evaluated = restored.host["before"], restored.host["evaluated"]

@@ -78,7 +78,8 @@ def test_metrics_are_those_of_the_saved_episodes(straight: Path) -> None:
         versions = {int(v) for e in played for t in e["trajectories"] for v in t["policy_version"][t["mask"]]}
         assert versions == {step - 1} == {int(row["policy_version"])}
         for episode in played:
-            assert {"total", "model", "tools", "sandbox", "reward"} <= episode["timings"].keys()
+            assert {"total", "model", "sandbox", "reward"} <= episode["timings"].keys()
+            assert ("tools" in episode["timings"]) == ("tool" in [m["role"] for m in episode["messages"]])
             assert [m["role"] for m in episode["messages"]][:2] == ["user", "assistant"]
 
 
