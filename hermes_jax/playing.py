@@ -116,7 +116,7 @@ async def open_stage(config: Config, worker: WorkerServer) -> Stage:
 
     Raises:
         BackendUnavailable: sandboxes don't work here; says which command mends that.
-        ConfigError: unknown environment, toolset or parser.
+        ConfigError: unknown environment, toolset or parser, or a warm start that has nothing to imitate.
     """
     env = config.env
     await asyncio.to_thread(check_backend, env.terminal_backend)
@@ -127,6 +127,11 @@ async def open_stage(config: Config, worker: WorkerServer) -> Stage:
     with _naming("env.tool_call_parser"):
         get_parser(env.tool_call_parser)
     await call(environment.setup)
+    if config.warm_start.steps and not environment.demonstrate(environment.train_item(0), 0):
+        raise ConfigError(
+            f"warm_start.steps is {config.warm_start.steps}, but environment {environment.name} has no scripted "
+            "episodes (Environment.demonstrate); set warm_start.steps to 0"
+        )
     return Stage(config, environment, tools, worker)
 
 
@@ -162,6 +167,12 @@ def open_players(stage: Stage, policy: Policy) -> Players:
     notes = examine(renderer).lines()
     for item in [environment.train_item(0), *list(environment.eval_items())[:1]]:
         check_prompt(renderer, environment.messages(item), config.model.context_length)
+    if config.env.terminal_backend == "local":
+        notes.append(
+            "env.terminal_backend is local: commands that the model writes run on this machine as you, in no sandbox"
+        )
+    if config.env.eval_episodes and not environment.eval_items():
+        notes.append(f"environment {environment.name} has no held-out tasks (eval_items): there will be no evaluation")
     if environment.uses_wall_clock:
         notes.append(
             f"environment {environment.name}: its reward uses wall-clock time, so a run can't be reproduced exactly, "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = "# Resolved configuration"
@@ -19,6 +22,7 @@ class RunFolder:
     """Paths inside one run's folder."""
 
     root: Path
+    _held: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def config(self) -> Path:
@@ -61,6 +65,11 @@ class RunFolder:
         return self.root / "tensorboard"
 
     @property
+    def lock(self) -> Path:
+        """Locked by the process that trains here."""
+        return self.root / ".lock"
+
+    @property
     def report(self) -> Path:
         """Success before and after, as JSON."""
         return self.root / "report.json"
@@ -71,9 +80,16 @@ class RunFolder:
         return self.config.is_file() and self.config.read_text(encoding="utf-8", errors="replace").startswith(MARK)
 
     def begin(self, config: str, *, resume: bool) -> None:
-        """Marks the folder as used by this config; what another run left in it is removed unless it goes on."""
+        """Takes the folder and marks it as used by this config; what an earlier run left goes, unless it is resumed.
+
+        Raises:
+            RunFolderError: a process that still runs has taken it.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
+        self._take()
         for old in () if resume else list(self.root.iterdir()):
+            if old == self.lock:
+                continue
             if old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old)
             elif old != self.config:  # the last to go, so that a half-removed run still counts as one
@@ -81,6 +97,30 @@ class RunFolder:
         aside = self.config.with_suffix(".tmp")
         aside.write_text(config, encoding="utf-8")
         aside.replace(self.config)
+
+    def release(self) -> None:
+        """Lets other processes take the folder; the end of this one does the same."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def _take(self) -> None:
+        """Locks the folder for this process: two trainers in one folder would mix their checkpoints."""
+        if self._held:
+            return
+        held = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(held)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise RunFolderError(
+                    f"{self.lock} can't be locked ({error}): choose a folder on a local disk"
+                ) from error
+            raise RunFolderError(
+                f"another process is training in {self.root}; wait for its end or stop it, or choose another folder by "
+                "run_dir=..."
+            ) from None
+        self._held.append(held)
 
 
 def open_run_folder(root: Path, *, resume: bool, overwrite: bool) -> RunFolder:
@@ -102,6 +142,6 @@ def open_run_folder(root: Path, *, resume: bool, overwrite: bool) -> RunFolder:
         )
     if root.exists() and not root.is_dir():
         raise RunFolderError(f"{root} is a file; choose another folder by run_dir=...")
-    if not used and root.exists() and any(root.iterdir()):
+    if not used and root.exists() and any(path != folder.lock for path in root.iterdir()):
         raise RunFolderError(f"{root} is not empty and holds no run; choose another folder by run_dir=...")
     return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,4 +89,10 @@ class Saving:
         return f"nothing is saved yet. Start again with: {self._command()}"
 
     def _command(self) -> str:
-        return f"python -m hermes_jax.train --resume {self.run.root}"
+        return f"{_python()} -m hermes_jax.train --resume {self.run.root}"
+
+
+def _python() -> str:
+    """This interpreter, as short as it can be typed from here."""
+    here = os.path.relpath(sys.executable)
+    return here if not here.startswith("..") else sys.executable

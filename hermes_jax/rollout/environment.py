@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import hashlib
 import importlib
 import inspect
 import json
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hermes_jax.data.trajectory import Episode
@@ -140,7 +141,8 @@ def load_environment(name: str, settings: Mapping[str, Any] | None = None) -> En
     """Makes the environment of `envs/<name>/env.py`: the subclass of `Environment` that is defined there.
 
     Raises:
-        ValueError: there is no such environment (the message lists those there are), or not exactly one class in it.
+        ValueError: there is no such environment (the message lists those there are), not exactly one class in it, or
+            settings for a class that has no `__init__` to take them.
     """
     module_name = f"envs.{name}.env"
     try:
@@ -148,7 +150,10 @@ def load_environment(name: str, settings: Mapping[str, Any] | None = None) -> En
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
             raise
-        raise ValueError(f"there is no envs/{name}/env.py; environments: {', '.join(_available()) or 'none'}") from None
+        near = difflib.get_close_matches(name, _available(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        known = ", ".join(_available()) or "none"
+        raise ValueError(f"there is no envs/{name}/env.py{hint}; environments: {known}") from None
     classes = [
         value
         for value in vars(module).values()
@@ -157,6 +162,8 @@ def load_environment(name: str, settings: Mapping[str, Any] | None = None) -> En
     if len(classes) != 1:
         found = ", ".join(c.__name__ for c in classes) or "none"
         raise ValueError(f"envs/{name}/env.py must define one subclass of Environment, it defines {found}")
+    if settings and classes[0].__init__ is Environment.__init__:
+        raise ValueError(f"environment {name} takes no options, got {', '.join(settings)}")
     environment = classes[0](settings)
     environment.name = environment.name or name
     return environment
@@ -167,4 +174,4 @@ def _available() -> list[str]:
         package = importlib.import_module("envs")
     except ModuleNotFoundError:
         return []
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
+    return sorted({file.parent.name for place in package.__path__ for file in Path(place).glob("*/env.py")})

@@ -55,10 +55,10 @@ _EVAL = {
     "eval/reward_greedy": Metric("", "mean reward of held-out episodes, greedy, missing ones left out"),
     "eval/reward_missing": Metric("share", "held-out episodes without a reward, sampled and greedy"),
     "eval/episodes": Metric("episodes", "held-out episodes, sampled and greedy"),
-    "eval/response_tokens": Metric("tokens", "mean number of sampled tokens per held-out episode"),
+    "eval/response_tokens": Metric("tokens", "mean number of sampled tokens per held-out episode, sampled"),
     "eval/seconds": Metric("s", "time of the evaluation"),
-    "eval/reward_part/<part>": Metric("", "mean of a named part of the reward of held-out episodes"),
-    "eval/outcome/<outcome>": Metric("share", "held-out episodes that ended this way"),
+    "eval/reward_part/<part>": Metric("", "mean of a named part of the reward of held-out episodes, sampled"),
+    "eval/outcome/<outcome>": Metric("share", "held-out episodes that ended this way, sampled and greedy together"),
 }
 
 _UPDATE = {
@@ -113,7 +113,7 @@ _SPEED = {
     "seconds/<phase>": Metric("s", "time of a phase of the step (collect, score, pack, update, publish, ...)"),
     "system/compilations": Metric("compilations", "functions compiled by jax in this step; 0 after warm-up"),
     "system/compile_s": Metric("s", "time jax compiled in this step"),
-    "system/host_memory": Metric("bytes", "resident memory of the trainer's process"),
+    "system/host_memory": Metric("bytes", "largest resident memory of the trainer's process so far"),
     "system/device_memory_peak": Metric("bytes", "largest memory in use on a device so far"),
     "loop_lag_s": Metric("s", "longest time in this step that the event loop was late"),
     "engine/<counter>": Metric("", "change of an engine's counter in this step (prefill_tokens, decode_steps, ...)"),
@@ -127,8 +127,8 @@ _WARM_START = {
     "warm_start/num_tokens": Metric("tokens", "imitated tokens"),
     "warm_start/entropy_mean": Metric("nats", "entropy of the next-token distribution on them"),
     "warm_start/update_skipped": Metric("share", "1 if the update was skipped"),
-    "warm_start/trained_tokens_per_s": Metric("tokens/s", "tokens that went through an update"),
-    "warm_start/seconds": Metric("s", "time of the update, data included"),
+    "warm_start/trained_tokens_per_s": Metric("tokens/s", "imitated tokens by that time"),
+    "warm_start/seconds": Metric("s", "time per update, data included: the mean over 25 updates"),
     "warm_start/padding_share": Metric("share", "cells of the packed batch that hold no token"),
 }
 
