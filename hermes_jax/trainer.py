@@ -118,7 +118,7 @@ class Trainer:
         found = await self.device.submit(self.saving.latest_step, self.part) if self.resume else None
         self.log = RunLog(config, run, (self.part, -1 if found is None else found) if self.resume else None)
         self.log.start()
-        for line in self.players.notes:
+        for line in (f"run folder: {run.root}", *self.players.notes):
             self.log.progress.print(line)
         self._check_stop_before_start()
 
@@ -257,13 +257,13 @@ class Trainer:
         values |= self.log.engine_counters(engine_before, self.engine.metrics())
         self.log.write(self.step, values)  # before the checkpoint: a run that goes on from it has this row
         self._alarms(values, groups, packed.signal)
-        await self._after_update(groups, seconds, began)
+        await self._after_update(groups, packed.signal, seconds, began)
         await self.device.submit(self.learning.check_skipped)
 
-    async def _after_update(self, groups: list[Group], seconds: _Stopwatch, began: float) -> None:
+    async def _after_update(self, groups: list[Group], signal: Signal, seconds: _Stopwatch, began: float) -> None:
         """What a step does besides learning: its episodes, an evaluation, a checkpoint."""
         with seconds("episodes"):
-            await self._save_episodes(self.step, _episodes(groups))
+            await self._save_episodes(self.step, _episodes(groups), advantages=signal.advantages.tolist())
         metric = None
         if self._evaluation_is_due():
             with seconds("evaluate"):
@@ -335,9 +335,11 @@ class Trainer:
         self.evaluated = self.step
         return evaluation
 
-    async def _save_episodes(self, step: int, episodes: Sequence[Episode], kind: str = "train") -> None:
+    async def _save_episodes(
+        self, step: int, episodes: Sequence[Episode], kind: str = "train", advantages: Sequence[float] | None = None
+    ) -> None:
         if self.config.logging.save_episodes:
-            await asyncio.to_thread(self.log.episodes.write, step, episodes, kind=kind)
+            await asyncio.to_thread(self.log.episodes.write, step, episodes, kind=kind, advantages=advantages)
 
     async def _begin(self, phase: Phase, folder: Path) -> int:
         """State of a part from its newest whole checkpoint when resuming, else from a model folder; its step."""

@@ -77,3 +77,16 @@ def test_it_works_again(clone: Path, finished: tuple[Path, str]) -> None:
     printed = _quickstart(clone, "warm_start.steps=31", "env.total_steps=1", "env.eval_episodes=4")
     assert "train 1/1" in printed
     assert len(list((clone / "runs").iterdir())) == 2
+
+
+def test_saved_advantages_follow_the_rewards(finished: tuple[Path, str]) -> None:
+    groups: dict[str, list[dict]] = {}
+    for episode in load_episodes(finished[0], step=1, kind="train"):
+        groups.setdefault(episode["task_id"], []).append(episode)
+    assert len(groups) == 8
+    for group in groups.values():
+        rewards = [e["reward"] for e in group]
+        mean = sum(rewards) / len(rewards)
+        for episode in group:
+            wanted = 0 if max(rewards) == min(rewards) else (episode["reward"] > mean) - (episode["reward"] < mean)
+            assert (episode["advantage"] > 0) - (episode["advantage"] < 0) == wanted
