@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes_jax.config import load
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -58,9 +60,19 @@ def test_commands_run(page: Path, tree: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p, "python")], ids=lambda p: p.name)
-def test_snippets_run(page: Path) -> None:
+def test_snippets_run(page: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the page's commands, which make the runs that snippets look at."""
+    monkeypatch.chdir(tree)
     for number, snippet in enumerate(_blocks(page, "python")):
         exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), {"__name__": f"snippet_{number}"})
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p, "yaml")], ids=lambda p: p.name)
+def test_configs_load(page: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(_blocks(page, "yaml")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        load(file)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
