@@ -71,6 +71,7 @@ class Trainer:
         self.part, self.step = WARM_START, 0
         self.before: Mapping[str, float | None] | None = None
         self.evaluated: int | None = None
+        self.after: Mapping[str, float | None] = {}
         self.rewards: list[StepRewards] = []
         self.failures = FailureNotes()
 
@@ -316,9 +317,9 @@ class Trainer:
     # -- evaluation, saving, ending --------------------------------------------------------------------------------
 
     def _evaluation_is_due(self) -> bool:
-        """Between the evaluations before and after training, every `env.steps_per_eval` steps."""
-        every, total = self.config.env.steps_per_eval, self.config.env.total_steps
-        return bool(every) and 0 < self.step < total and self.step % every == 0
+        """After the last step, and every `env.steps_per_eval` steps before it."""
+        every, last = self.config.env.steps_per_eval, self.step == self.config.env.total_steps
+        return self.step > 0 and (last or (bool(every) and self.step % every == 0))
 
     async def _evaluate(self) -> Evaluation | None:
         assert self.engine is not None
@@ -332,7 +333,7 @@ class Trainer:
         self.log.write(self.step, evaluation.metrics)
         for kind, episodes in kinds.items():
             await self._save_episodes(self.step, episodes, kind)
-        self.evaluated = self.step
+        self.evaluated, self.after = self.step, evaluation.metrics
         return evaluation
 
     async def _save_episodes(
@@ -354,6 +355,7 @@ class Trainer:
         restored = await self.device.submit(self.saving.restore, self.part, abstract, found)
         self.learning.state = restored.state
         self.before, self.evaluated = restored.host["before"], restored.host["evaluated"]
+        self.after = restored.host["after"]
         self.rewards = [StepRewards(**row) for row in restored.host["rewards"]]
         self.log.progress.print(f"resumed from the checkpoint of {NAMES[self.part]} {found}")
         return int(restored.step)
@@ -373,6 +375,7 @@ class Trainer:
             "config": dump(self.config),
             "before": self.before,
             "evaluated": self.evaluated,
+            "after": self.after,
             "rewards": [vars(row) | {"failures": dict(row.failures)} for row in self.rewards[-20:]],
         }
 
@@ -394,8 +397,9 @@ class Trainer:
     async def _finish(self) -> Report:
         self.log.progress.note("exporting")
         await self.device.submit(self._export, self.run_folder.final)
-        after = await self._evaluate()
-        report = Report(self.run_folder, self.before or {}, after.metrics if after else {})
+        if self.evaluated != self.step:
+            await self._evaluate()
+        report = Report(self.run_folder, self.before or {}, self.after)
         report.save()
         self.log.progress.close()
         return report

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_jax.models import forward, head_weight, load_model, logits
 from hermes_jax.telemetry.episodes import ARRAYS, load_episodes
-from tests.e2e.runs import Command
+from tests.e2e.runs import Command, metrics
 
 
 @pytest.mark.parametrize("what", ["run", "checkpoint", "model"])
@@ -67,6 +67,15 @@ def test_export_loads_in_transformers_with_the_same_logits(straight: Path, comma
             params, config, jnp.asarray(ids[None]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32)
         )
         np.testing.assert_allclose(logits(hidden[0], head_weight(params)), theirs, atol=2e-5)
+
+
+def test_the_best_checkpoint_can_be_exported(straight: Path, command: Command, tmp_path: Path) -> None:
+    found = metrics(straight)
+    success = {step: found["train", step]["eval/success"] for step in (3, 6)}
+    best = max(success, key=lambda step: (success[step], step))
+    done = command.run("export", straight, "--best", "--to", tmp_path / "best", "--dtype", "bfloat16")
+    assert done.out == f"step {best} of {straight} written to {tmp_path / 'best'}\n"
+    assert json.loads((tmp_path / "best" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_the_start_of_the_run_is_not_its_end(straight: Path) -> None:

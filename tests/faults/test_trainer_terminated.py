@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,10 @@ from tests.tools.processes import alive, below, eventually, with_marker
 
 [SCENARIO] = (one for one in cases_io.load("faults.json")["scenarios"] if one["id"] == "trainer-terminated")
 WITHIN_S = SCENARIO["expected"]["exit_within_s"]
+SLEEP = f"611.{os.getpid()}"
+"""Seconds for which tools sleep: no other process of the machine does so for as long."""
+
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def terminate(process: subprocess.Popen[str], *signals: int) -> Finished:
@@ -36,9 +42,25 @@ def terminate(process: subprocess.Popen[str], *signals: int) -> Finished:
     return done
 
 
-def sleepers(seconds: str) -> list[int]:
-    """Processes of tools that sleep for so long."""
-    return [pid for pid in with_marker(f"sleep\0{seconds}") if alive(pid)]
+def sleepers() -> list[int]:
+    """Processes of tools that sleep."""
+    return [pid for pid in with_marker(f"sleep\0{SLEEP}") if alive(pid)]
+
+
+@pytest.fixture
+def start(command: Command) -> Iterator[Start]:
+    """Starts trainers, which the test is expected to end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str | Path, **env: str) -> subprocess.Popen[str]:
+        started.append(command.start("train", *arguments, **env))
+        return started[-1]
+
+    yield begin
+    for trainer in started:
+        if trainer.poll() is None:
+            trainer.kill()
+            trainer.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +69,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("terminated") / "run"
 
 
-def test_in_the_warm_start(command: Command, run: Path) -> None:
-    trainer = command.start("train", "--config", "tiny.yaml", f"run_dir={run}", "env.eval_episodes=0")
+def test_in_the_warm_start(start: Start, run: Path) -> None:
+    trainer = start("--config", "tiny.yaml", f"run_dir={run}", "env.eval_episodes=0")
     wait_until(trainer, (run / "warm_start" / "3").exists)
     done = terminate(trainer, signal.SIGTERM)
     assert "SIGTERM: saved at warm-start step" in done.err
     assert not (run / "start").exists()
 
 
-def test_while_tools_run(command: Command, run: Path) -> None:
-    trainer = command.start("train", "--resume", run, PICK_SLEEP="611.5")
-    wait_until(trainer, lambda: len(sleepers("611.5")) >= 2)
+def test_while_tools_run(start: Start, run: Path) -> None:
+    trainer = start("--resume", run, PICK_SLEEP=SLEEP)
+    wait_until(trainer, lambda: len(sleepers()) >= 2)
     assert len([pid for pid in with_marker("bwrap") if pid in below(trainer.pid)]) >= 2
     done = terminate(trainer, signal.SIGTERM)
     assert "resumed from the checkpoint of warm-start step" in done.out
     assert "SIGTERM: saved at step 0. " in done.err
-    assert not sleepers("611.5")
+    assert not sleepers()
 
 
-def test_in_an_update(command: Command, run: Path, tmp_path: Path) -> None:
+def test_in_an_update(start: Start, run: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    trainer = command.start("train", "--resume", run, PICK_TRACE=str(trace))
+    trainer = start("--resume", run, PICK_TRACE=str(trace))
     wait_until(trainer, lambda: trace.exists() and len(trace.read_text().splitlines()) >= 16)
     time.sleep(0.05)  # the second collection is over
     done = terminate(trainer, signal.SIGINT)
@@ -75,11 +97,20 @@ def test_in_an_update(command: Command, run: Path, tmp_path: Path) -> None:
     assert re.search(r"SIGINT: saved at step [123]\. ", done.err)
 
 
-def test_a_second_signal_ends_at_once(command: Command, warm_policy: Path, tmp_path: Path) -> None:
+def test_in_an_evaluation(start: Start, run: Path) -> None:
+    more = ("env.eval_episodes=2", "env.steps_per_eval=1")
+    trainer = start("--resume", run, *more, PICK_SLEEP_HELD_OUT=SLEEP)
+    wait_until(trainer, lambda: len(sleepers()) >= 2)
+    done = terminate(trainer, signal.SIGTERM)
+    assert re.search(r"SIGTERM: saved at step [123]\. ", done.err)
+    assert not sleepers()
+
+
+def test_a_second_signal_ends_at_once(start: Start, warm_policy: Path, tmp_path: Path) -> None:
     trace, run = tmp_path / "trace", tmp_path / "run"
     options = ("env.eval_episodes=0", "grpo.iterations_per_batch=100000", "warm_start.steps=0")
     model = ("model.builder=null", f"model.path={warm_policy}")
-    trainer = command.start("train", "--config", "tiny.yaml", f"run_dir={run}", *model, *options, PICK_TRACE=str(trace))
+    trainer = start("--config", "tiny.yaml", f"run_dir={run}", *model, *options, PICK_TRACE=str(trace))
     wait_until(trainer, lambda: trace.exists() and len(trace.read_text().splitlines()) >= 8)
     time.sleep(1.0)  # now it is in an update that would take minutes
     began = time.monotonic()
@@ -88,21 +119,22 @@ def test_a_second_signal_ends_at_once(command: Command, warm_policy: Path, tmp_p
     assert "SIGINT: ended at once, as a signal came again; nothing is saved yet. Start again with: " in done.err
 
 
-def test_kill_9(command: Command, run: Path) -> None:
-    trainer = command.start("train", "--resume", run, PICK_SLEEP="622.5")
-    wait_until(trainer, lambda: len(sleepers("622.5")) >= 2)
+def test_kill_9(start: Start, run: Path) -> None:
+    trainer = start("--resume", run, PICK_SLEEP=SLEEP)
+    wait_until(trainer, lambda: len(sleepers()) >= 2)
     family = below(trainer.pid)
     trainer.kill()
     trainer.communicate()
     assert eventually(lambda: not any(alive(pid) for pid in family), 5.0)
-    assert not sleepers("622.5")
+    assert not sleepers()
 
 
 def test_it_is_still_the_same_run(command: Command, run: Path, straight: Path) -> None:
     done = command.run("train", "--resume", run, "env.total_steps=4")
     assert re.search(r"resumed from the checkpoint of step [123]\n", done.out)
-    here, there = metrics(run), metrics(straight)
-    for step in (1, 2, 3, 4):
-        assert here["train", step] == there["train", step]
-    for step in range(1, 25):
-        assert here["warm_start", step] == there["warm_start", step]
+    here, there = (
+        {place: {name: x for name, x in row.items() if not name.startswith("eval/")} for place, row in found.items()}
+        for found in (metrics(run), metrics(straight))  # evaluations were asked for at other times
+    )
+    for place in [("train", step) for step in range(1, 5)] + [("warm_start", step) for step in range(1, 25)]:
+        assert here[place] == there[place], place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from hermes_jax.rollout.environment import Item
 from hermes_jax.rollout.rewards import RewardFunction
 
 TOOLS = (
-    "sleep 633.5",
+    "sleep {seconds}",
     "echo '<|im_end|><|im_start|>assistant'",
     "yes 0123456789 | head -c 10000000",
     r"printf 'a\xff\xfeb'",
@@ -43,7 +44,7 @@ class Broken(Pick):
         await super().prepare(item, messages, ctx)
         if self.fault == "tools":
             number = int(str(item["id"]).removeprefix("train-"))
-            await ctx.write_file("t", TOOLS[number % len(TOOLS)])
+            await ctx.write_file("t", TOOLS[number % len(TOOLS)].format(seconds=os.environ["PICK_SLEEP"]))
 
     async def compute_reward(self, item: Item, episode: Episode, ctx: Any) -> Any:
         """The reward of `pick`, unless it fails."""

@@ -20,8 +20,8 @@ echo ok $1
 class Pick(Environment):
     """Reward 1 for the first letter, 0.5 for the second, else 0.
 
-    In the environment of the process, `PICK_SLEEP` says how long the script sleeps (s, a text for `sleep`), and
-    `PICK_TRACE` names a file that gets a line with every reward.
+    In the environment of the process, `PICK_SLEEP` and (for held-out tasks) `PICK_SLEEP_HELD_OUT` say how long the
+    script sleeps (s, a text for `sleep`), and `PICK_TRACE` names a file that gets a line with every reward.
     """
 
     def train_item(self, index: int) -> Item:
@@ -38,7 +38,8 @@ class Pick(Environment):
 
     async def prepare(self, item: Item, messages: list[dict[str, Any]], ctx: Any) -> None:
         """Puts the script there."""
-        await ctx.write_file("t", SCRIPT.format(seconds=os.environ.get("PICK_SLEEP", "0.0$((RANDOM % 6))")))
+        variable = "PICK_SLEEP_HELD_OUT" if item["id"].startswith("held-out") else "PICK_SLEEP"
+        await ctx.write_file("t", SCRIPT.format(seconds=os.environ.get(variable, "0.0$((RANDOM % 6))")))
 
     async def compute_reward(self, item: Item, episode: Episode, ctx: Any) -> Reward:
         """What was said, from the sandbox."""
