@@ -206,6 +206,11 @@ def packing_buckets(config: Config, policy: Policy, mesh: Mesh, sequences: int) 
     )
 
 
+def expected_sequences(config: Config) -> int:
+    """Trajectories of a mini-batch, if the chat template makes one of each episode."""
+    return config.env.group_size * -(-config.env.groups_per_step // config.grpo.mini_batches)
+
+
 def training_buckets(config: Config, policy: Policy, mesh: Mesh, sequences: int) -> Buckets:
     """One shape per row width, with room for `sequences` trajectories of full length.
 

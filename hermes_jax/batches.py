@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
-from hermes_jax.assembly import Policy, packing_buckets, training_buckets
+from hermes_jax.assembly import Policy, expected_sequences, packing_buckets, training_buckets
 from hermes_jax.config import Config, ConfigError
 from hermes_jax.data.packing import PackedBatch, pack, pack_parts, split_by_group
 from hermes_jax.data.trajectory import Episode, Group, Outcome
@@ -46,7 +46,7 @@ def training_batches(groups: Sequence[Group], config: Config, policy: Policy, me
     if not sequences:
         return Batches([], signal, {"batch/trained_tokens": 0})
     parts = split_by_group(sequences, min(grpo.mini_batches, len({s.group for s in sequences})))
-    expected = config.env.group_size * -(-config.env.groups_per_step // grpo.mini_batches)
+    expected = expected_sequences(config)
     most = -(-max(len(part) for part in parts) // expected) * expected  # templates may make several of an episode
     buckets = training_buckets(config, policy, mesh, most)
     try:

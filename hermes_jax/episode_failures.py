@@ -47,7 +47,4 @@ def require_some(episodes: Sequence[Episode], where: str, *, rewards: bool) -> N
     if without:
         parts.append(f"{without} with the reward None (the reward function had no opinion)")
     first = f"; the first: {failed[0].error}" if failed else ""
-    raise NothingPlayed(
-        f"no episode of {where} can be used: of {len(episodes)}, {', '.join(parts)}{first}. "
-        "All episodes are saved in the run folder (episodes/); mend the cause and go on with --resume"
-    )
+    raise NothingPlayed(f"no episode of {where} can be used: of {len(episodes)}, {', '.join(parts)}{first}")

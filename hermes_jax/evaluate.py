@@ -16,6 +16,7 @@ from typing import Any
 from hermes_jax.config import Config
 from hermes_jax.host_memory import reuse_freed_memory
 from hermes_jax.quiet import quiet_libraries
+from hermes_jax.stopping import STATUS
 from hermes_jax.tools.worker import WorkerServer
 
 
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KNOWN_ERRORS as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("SIGINT: stopped before the end", file=sys.stderr)
+            return STATUS
     print(json.dumps(metrics, indent=2) if options.json else "\n".join(f"{k}: {v}" for k, v in metrics.items()))
     return 0
 
@@ -57,6 +61,7 @@ async def _evaluate(saved: Any, config: Config, worker: WorkerServer, episodes: 
     from hermes_jax.assembly import open_engine, open_mesh
     from hermes_jax.config import ConfigError
     from hermes_jax.engines.device import DeviceThread
+    from hermes_jax.episode_failures import require_some
     from hermes_jax.evaluator import evaluate
     from hermes_jax.playing import open_players, open_stage
     from hermes_jax.saved_policy import open_saved, read_params
@@ -81,6 +86,7 @@ async def _evaluate(saved: Any, config: Config, worker: WorkerServer, episodes: 
         log = EpisodeLog(episodes)
         log.write(step, found.sampled, kind="eval_sampled")
         log.write(step, found.greedy, kind="eval_greedy")
+    require_some([*found.sampled, *found.greedy], "the evaluation", rewards=False)
     return {"step": step, **found.metrics}
 
 

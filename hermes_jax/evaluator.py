@@ -10,6 +10,7 @@ from hermes_jax.engines.base import TokenEngine
 from hermes_jax.episode_metrics import eval_metrics
 from hermes_jax.playing import Players
 from hermes_jax.rollout.collect import collect_groups
+from hermes_jax.rollout.environment import call
 
 EVAL_SEED = 0x5EED
 """Folded into the run's seed, so that evaluations share no random number with training, and each uses the same ones."""
@@ -29,7 +30,7 @@ async def evaluate(players: Players, engine: TokenEngine) -> Evaluation | None:
 
     None if the config or the environment has no held-out tasks.
     """
-    items = list(players.environment.eval_items())[: players.config.env.eval_episodes]
+    items = list(await call(players.environment.eval_items))[: players.config.env.eval_episodes]
     if not items:
         return None
     start = time.monotonic()

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from hermes_jax.assembly import Phase, Policy, forward_options
 from hermes_jax.config import Config
-from hermes_jax.data.packing import PackedBatch
+from hermes_jax.data.buckets import Buckets, Shape
+from hermes_jax.data.packing import PackedBatch, pack
 from hermes_jax.learner.mesh import param_shardings
 from hermes_jax.learner.score import make_score
 from hermes_jax.learner.state import TrainState, abstract_state, init_state
@@ -63,6 +64,14 @@ class Learning:
             ref, _ = self.score(self.reference, batch)
             scored.append(batch._replace(old_logprobs=np.asarray(old), ref_logprobs=np.asarray(ref)))
         return scored
+
+    def prepare(self, phase: Phase, shapes: Sequence[Shape]) -> None:
+        """Compiles score and update for every shape that a step's batches may have."""
+        assert self.state is not None
+        for shape in shapes:
+            batch, _ = pack([], Buckets((shape,)))
+            self.score.prepare(self.state.params, batch)
+            phase.update_step.prepare(self.state, batch)
 
     def imitate(self, phase: Phase, batch: PackedBatch) -> Any:
         """One update; its metrics stay on the device."""

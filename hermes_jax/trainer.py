@@ -14,11 +14,13 @@ import jax
 
 from hermes_jax.assembly import (
     Phase,
+    expected_sequences,
     grpo_phase,
     load_function,
     open_engine,
     open_mesh,
     open_policy,
+    training_buckets,
 )
 from hermes_jax.assembly import warm_start_phase as make_warm_start
 from hermes_jax.batches import imitation_batch, training_batches
@@ -204,13 +206,16 @@ class Trainer:
     async def _train(self) -> None:
         config, run = self.config, self.run_folder
         start = run.start if run.start.exists() else self.policy.folder
-        self.part = TRAIN
+        self.part, self.learning.state = TRAIN, None  # what the warm start leaves is in the folder
         self.phase = await self.device.submit(grpo_phase, config, self.policy, self.mesh)
         self.step = await self._begin(self.phase, start)
         self.learning.reference = await self.device.submit(self.learning.load, start)
         params = self.learning.state.params if self.learning.state else None
         self.engine = await asyncio.to_thread(open_engine, config, self.policy, params, self.device, self.step)
         await self.device.submit(self.log.measure_peak)
+        shapes = training_buckets(config, self.policy, self.mesh, expected_sequences(config)).shapes
+        if len(shapes) > 1 and self.step < config.env.total_steps:  # else the second one would come as a surprise
+            await self.device.submit(self.learning.prepare, self.phase, shapes)
         for line in (f"objective: {self.phase.spec.formula()}", *self.phase.spec.warnings()):
             self.log.progress.print(line)
         if self.before is None:
@@ -219,6 +224,7 @@ class Trainer:
         elif self._evaluation_is_due() and self.evaluated != self.step:
             await self._evaluate()  # the run was stopped during this one
         self.log.progress.start("train", config.env.total_steps, self.step)
+        self.log.lag.take()  # what compiling held up is no step's
         while self.step < config.env.total_steps:
             await self._step()
             self.stop.check()
@@ -294,10 +300,12 @@ class Trainer:
             self.log.progress.print(f"warning: {where}: {line}")
         try:
             require_some(episodes, where, rewards="train" in kinds)
-        except NothingPlayed:
+        except NothingPlayed as error:
             for kind, played in kinds.items():
                 await self._save_episodes(self.step + (kind == "train"), played, kind)
-            raise
+            raise NothingPlayed(
+                f"{error}. What they did is in {self.run_folder.episodes}; mend the cause and go on with --resume"
+            ) from error
 
     def _items(self, step: int) -> tuple[int, int]:
         """The prompt cursor before and after a step: tasks are taken in order, each once."""

@@ -143,6 +143,9 @@ def test_weights_that_are_not_finite(command: Command, warm_policy: Path, tmp_pa
     error = command.train(*options(policy, tmp_path / "run"), status=1).error
     assert "no episode of step 1 can be used: of 8, 8 error; the first: task train-0, member 0: request " in error
     assert "logits that are not finite under weights 0; do the weights hold NaN or infinity?" in error
+    evaluation = ("evaluate", policy, "--config", tmp_path / "run" / "config.yaml", "env.eval_episodes=2")
+    error = command.run(*evaluation, status=1).error
+    assert "no episode of the evaluation can be used: of 4, 4 error; the first: task held-out-0, " in error
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------

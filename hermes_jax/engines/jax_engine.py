@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,9 @@ from hermes_jax.engines.slots import ChunkRow, Request, Slot, SlotTable
 from hermes_jax.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
+
+DELIVERED_AT_ONCE = 4
+"""Complete replies handed over in one turn of the event loop; each wakes an episode, which has some work to do."""
 
 
 @dataclass
@@ -93,6 +97,7 @@ class JaxEngine:
         self._table = SlotTable(slots, chunk)
         self._metrics = EngineMetrics()
         self._publications: list[_Publication] = []
+        self._complete: deque[tuple[asyncio.Future[Completion], Completion]] = deque()
         self._driver: asyncio.Task[None] | None = None
         self._closed = self._damaged = False
 
@@ -246,17 +251,32 @@ class JaxEngine:
                     f"{version}; do the weights hold NaN or infinity?"
                 ),
             )
-        elif (stopped or len(request.token_ids) >= request.limit) and not request.is_dead:
-            request.reply.set_result(
-                Completion(
-                    token_ids=tuple(request.token_ids),
-                    logprobs=tuple(request.logprobs),
-                    finish_reason="stop" if stopped else "length",
-                    versions=(version,) * len(request.token_ids),
-                )
+        elif stopped or len(request.token_ids) >= request.limit:
+            completion = Completion(
+                token_ids=tuple(request.token_ids),
+                logprobs=tuple(request.logprobs),
+                finish_reason="stop" if stopped else "length",
+                versions=(version,) * len(request.token_ids),
             )
+            self._hand_over(request.reply, completion)
+            self._table.free(slot)
+            return
         if request.is_dead:
             self._table.free(slot)
+
+    def _hand_over(self, reply: asyncio.Future[Completion], completion: Completion) -> None:
+        """Queues a complete reply: all of a call at once would keep the event loop from anything else for long."""
+        if not self._complete:
+            asyncio.get_running_loop().call_soon(self._deliver, DELIVERED_AT_ONCE)
+        self._complete.append((reply, completion))
+
+    def _deliver(self, most: int) -> None:
+        """Gives the next complete replies to those who wait, and lets the loop do other things before the rest."""
+        for reply, completion in [self._complete.popleft() for _ in range(min(most, len(self._complete)))]:
+            if not reply.done():  # else it was cancelled
+                reply.set_result(completion)
+        if self._complete:
+            asyncio.get_running_loop().call_soon(self._deliver, DELIVERED_AT_ONCE)
 
     async def _swap(self, runner: ModelRunner, publication: _Publication) -> None:
         if not publication.done.done():  # else whoever published gave up
@@ -270,7 +290,8 @@ class JaxEngine:
         self._publications.pop(0)
 
     def _fail_all(self, error: EngineError) -> None:
-        """Fails everything in flight and trusts no cache: a call may have ended halfway."""
+        """Fails everything in flight and trusts no cache: a call may have ended halfway. Complete replies stand."""
+        self._deliver(len(self._complete))
         for slot in self._table.active:
             if slot.request is not None:
                 _fail(slot.request.reply, error)

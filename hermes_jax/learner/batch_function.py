@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -26,10 +26,15 @@ class BatchFunction:
 
     jitted: Any
     mesh: Mesh
+    _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
 
     def __call__(self, first: Any, batch: PackedBatch) -> Any:
         """Runs; returns before the device is done. Raises ValueError if the rows do not spread over the mesh."""
-        return self.jitted(first, self.place(batch))
+        return self._prepared.get(batch.tokens.shape, self.jitted)(first, self.place(batch))
+
+    def prepare(self, first: Any, batch: PackedBatch) -> None:
+        """Compiles for batches of this shape, before the first one comes. Nothing runs, nothing is donated."""
+        self._prepared[batch.tokens.shape] = self.lower(first, batch).compile()
 
     def place(self, batch: PackedBatch) -> PackedBatch:
         """The batch on the mesh; no copy where it lies there already."""
@@ -43,4 +48,4 @@ class BatchFunction:
     @property
     def compilations(self) -> int:
         """How many shapes it was compiled for."""
-        return self.jitted._cache_size()
+        return self.jitted._cache_size() + len(self._prepared)

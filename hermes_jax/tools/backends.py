@@ -81,7 +81,7 @@ class Launch:
                 env=self.env,
                 cwd=self.cwd,
                 pass_fds=self.pass_fds,
-                start_new_session=True,
+                process_group=0,
             )
         except OSError:
             self.remove_workspace()
@@ -121,7 +121,7 @@ def bubblewrap_launch(settings: SandboxSettings) -> Launch:
     """Own process, user, network, IPC and host-name namespaces; read-only system; three small writable tmpfs."""
     fds = [_memory_file(content) for content in (_PASSWD, _GROUP, _supervisor_bytecode())]
     argv = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--die-with-parent"]
-    argv += ["--new-session", "--cap-drop", "ALL", "--uid", str(_USER_ID), "--gid", str(_USER_ID)]
+    argv += ["--cap-drop", "ALL", "--uid", str(_USER_ID), "--gid", str(_USER_ID)]
     argv += ["--hostname", "sandbox", "--clearenv"]
     for name, value in _environment(WORKSPACE, "/tmp").items():
         argv += ["--setenv", name, value]

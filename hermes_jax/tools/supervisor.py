@@ -312,7 +312,7 @@ def kill(pid: int) -> None:
 
 
 def spawn(command: bytes, output: int) -> int:
-    """Starts `bash -c command` in a session of its own, without standard input. Returns its process id."""
+    """Starts `bash -c command` in a process group of its own, without standard input. Returns its process id."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
@@ -321,7 +321,7 @@ def spawn(command: bytes, output: int) -> int:
     argv = [b"bash", b"-c", command]
     # Python ignores these two signals; commands get their defaults back.
     return os.posix_spawn(
-        "/bin/bash", argv, os.environ, file_actions=actions, setsid=True, setsigdef=[SIGPIPE, SIGXFSZ]
+        "/bin/bash", argv, os.environ, file_actions=actions, setpgroup=0, setsigdef=[SIGPIPE, SIGXFSZ]
     )
 
 

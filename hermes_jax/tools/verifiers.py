@@ -39,7 +39,7 @@ class Verifier:
         env = {**os.environ, "JAX_PLATFORMS": "cpu", **dict([self._mark.split("=")])}
         with theirs:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=env
+                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0, env=env
             )
         children.add(self.process)
         self._children = children

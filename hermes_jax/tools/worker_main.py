@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from hermes_jax.tools.backends import SandboxSettings
@@ -23,6 +25,8 @@ from hermes_jax.tools.sandbox_process import SandboxProcess
 from hermes_jax.tools.verifiers import VerifierPool
 
 _PR_SET_CHILD_SUBREAPER = 36
+NICENESS = 5
+"""Of all commands and reward functions: a burst of them must not keep the trainer's event loop from its turn."""
 
 
 class Server:
@@ -119,6 +123,17 @@ class Server:
         self._answer(request, answer, result)
 
 
+def _yield_to_the_trainer() -> None:
+    """Lowers the priority of this process and of all that it starts.
+
+    Linux may share the processors among sessions before it looks at the priority of processes, so the session's own is
+    lowered as well, and sandboxes are no sessions but process groups: the session has no terminal they could reach.
+    """
+    os.nice(NICENESS)
+    with suppress(OSError):  # no such file where sessions are not grouped
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
 async def _serve(fd: int, owner: int, max_calls: int) -> None:
     await Server(socket.socket(fileno=fd), owner, max_calls).run()
 
@@ -128,6 +143,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends when the trainer has gone, not before
         signal.signal(number, lambda *_: None)  # a handler, because children would inherit SIG_IGN
+    _yield_to_the_trainer()
     fd, owner, max_calls = map(int, sys.argv[1:])
     os.set_inheritable(fd, False)
     asyncio.run(_serve(fd, owner, max_calls))

@@ -77,7 +77,9 @@ def test_call_takes_both_kinds_of_function():
 def envs(tmp_path, monkeypatch):
     """A folder `envs` with environments in it, in place of the project's."""
     for name, source in {
-        "good": "from hermes_jax.rollout.environment import Environment\nclass Good(Environment):\n    pass\n",
+        "good": "from hermes_jax.rollout.environment import Environment\nclass Good(Environment):\n"
+        "    def __init__(self, settings=None):\n        super().__init__(settings)\n",
+        "plain": "from hermes_jax.rollout.environment import Environment\nclass Plain(Environment):\n    pass\n",
         "empty": "from hermes_jax.rollout.environment import Environment\n",
         "broken": "import not_there\n",
     }.items():
@@ -99,7 +101,11 @@ def test_environments_are_found_by_name():
     environment = load_environment("good", {"level": 3})
     assert type(environment).__name__ == "Good"
     assert (environment.name, environment.settings) == ("good", {"level": 3})
-    with pytest.raises(ValueError, match=r"no envs/god/env\.py; environments: broken, empty, good"):
+    assert load_environment("plain").settings == {}
+    with pytest.raises(ValueError, match="environment plain takes no options, got level"):
+        load_environment("plain", {"level": 3})
+    known = r"no envs/god/env\.py \(did you mean good\?\); environments: broken, empty, good, plain"
+    with pytest.raises(ValueError, match=known):
         load_environment("god")
     with pytest.raises(ValueError, match="one subclass of Environment, it defines none"):
         load_environment("empty")

@@ -181,6 +181,30 @@ def test_timeout_ends_sessions_and_ignored_signals(server: WorkerServer, backend
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_commands_yield_to_the_trainer_and_signal_their_own_group_only(server: WorkerServer, backend: str) -> None:
+    """A session of its own would get, on many systems, as large a share of the processors as the whole trainer."""
+    marker = f"79{os.getpid()}.5"
+
+    async def work(sandbox: Sandbox) -> None:
+        neighbour = Sandbox(server, SandboxSettings(backend=backend))
+        await neighbour.start()
+        kept = asyncio.create_task(neighbour.run(f"sleep {marker}", 100))
+        while not (pids := with_marker(marker)):
+            await asyncio.sleep(0.01)
+        for pid in pids:
+            assert os.getsid(pid) == os.getsid(server.pid) != os.getsid(0)
+            assert os.getpgid(pid) != os.getpgid(server.pid)
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+        assert (await sandbox.run("kill -9 0", 20)).exit_code == 128 + signal.SIGKILL
+        assert (await sandbox.run("echo still here; test -c /dev/tty && cat /dev/tty", 20)).output.startswith("still")
+        assert with_marker(marker) == pids
+        kept.cancel()
+        await neighbour.close()
+
+    inside(server, work, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cancelled_command_is_ended_and_the_sandbox_stays_usable(server: WorkerServer, backend: str) -> None:
     marker = f"78{os.getpid()}.5"
 
