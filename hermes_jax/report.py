@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from rich.console import Console
 from rich.table import Table
@@ -25,16 +26,30 @@ class Report:
 
     Args:
         run: where the run's files are.
+        step: the last one.
         before, after: empty if there are no held-out tasks.
     """
 
     run: RunFolder
+    step: int
     before: Mapping[str, float | None]
     after: Mapping[str, float | None]
 
+    @classmethod
+    def of_finished(cls, run: RunFolder, total_steps: int) -> Self | None:
+        """The report of a run that ended after so many steps and still has what it left; None of any other run."""
+        left = (run.report, run.final, run.checkpoints / str(total_steps))
+        if not all(path.exists() for path in left):
+            return None
+        saved = json.loads(run.report.read_text(encoding="utf-8"))
+        return cls(run, **saved) if saved.get("step") == total_steps else None
+
     def save(self) -> None:
-        """Writes `report.json`."""
-        self.run.report.write_text(json.dumps({"before": self.before, "after": self.after}, indent=2) + "\n")
+        """Writes `report.json`: the last thing that a run does."""
+        saved = {"step": self.step, "before": self.before, "after": self.after}
+        aside = self.run.report.with_suffix(".tmp")
+        aside.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+        aside.replace(self.run.report)
 
     def print(self, console: Console | None = None) -> None:
         """The table, and where the files are."""

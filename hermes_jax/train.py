@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hermes_jax.config import Config, ConfigError, help_config, load
 from hermes_jax.host_memory import reuse_freed_memory
 from hermes_jax.quiet import quiet_libraries
+from hermes_jax.report import Report
 from hermes_jax.resuming import check_same_training
 from hermes_jax.run_folder import RunFolder, RunFolderError, open_run_folder
 from hermes_jax.stopping import STATUS, Stopped
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         config, run = _config_and_run(options, overrides)
+        if options.resume is not None and _is_finished(config, run):
+            return 0
         return _run(config, run, resume=options.resume is not None)
     except (ConfigError, RunFolderError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,6 +60,15 @@ def _config_and_run(options: argparse.Namespace, overrides: list[str]) -> tuple[
     if resume:
         check_same_training(load(run.config), config, run.config)
     return config, run
+
+
+def _is_finished(config: Config, run: RunFolder) -> bool:
+    report = Report.of_finished(run, config.env.total_steps)
+    if report is None:
+        return False
+    print(f"already finished: {run.root} has made all of its {report.step} steps; to go on, raise env.total_steps")
+    report.print()
+    return True
 
 
 def _run(config: Config, run: RunFolder, *, resume: bool) -> int:

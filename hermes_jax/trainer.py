@@ -407,7 +407,7 @@ class Trainer:
         await self.device.submit(self._export, self.run_folder.final)
         if self.evaluated != self.step:
             await self._evaluate()
-        report = Report(self.run_folder, self.before or {}, self.after)
+        report = Report(self.run_folder, self.step, self.before or {}, self.after)
         report.save()
         self.log.progress.close()
         return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -76,6 +77,35 @@ def test_the_best_checkpoint_can_be_exported(straight: Path, command: Command, t
     done = command.run("export", straight, "--best", "--to", tmp_path / "best", "--dtype", "bfloat16")
     assert done.out == f"step {best} of {straight} written to {tmp_path / 'best'}\n"
     assert json.loads((tmp_path / "best" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_finished_run_is_left_alone(straight: Path, command: Command) -> None:
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in straight.rglob("*") if p.is_file()}
+
+    before = files()
+    done = command.run("train", "--resume", straight)
+    assert files() == before
+    assert done.out.startswith(f"already finished: {straight} has made all of its 6 steps; to go on, raise env.total")
+    printed = (straight.parent / "printed").read_text()
+    table = printed[printed.index("4 held-out tasks") :]
+    assert f"model: {straight}/final" in table
+    assert done.out.partition("\n")[2] == table
+    assert not done.err
+
+
+@pytest.mark.parametrize("gone", ["final", "report.json", "checkpoints/6"])
+def test_a_run_that_lacks_its_end_makes_it_again(gone: str, straight: Path, command: Command, tmp_path: Path) -> None:
+    run = shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(run / gone) if (run / gone).is_dir() else (run / gone).unlink()
+    done = command.run("train", "--resume", run)
+    assert "already finished" not in done.out
+    assert f"resumed from the checkpoint of step {3 if gone == 'checkpoints/6' else 6}" in done.out
+    assert (run / gone).exists()
+    report = [json.loads((folder / "report.json").read_text()) for folder in (straight, run)]
+    for one in report:
+        del one["after"]["eval/seconds"]
+    assert report[0] == report[1]
 
 
 def test_the_start_of_the_run_is_not_its_end(straight: Path) -> None:
