@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hermes_jax.compilation_cache import keep_compilations
 from hermes_jax.config import Config
 from hermes_jax.host_memory import reuse_freed_memory
 from hermes_jax.quiet import quiet_libraries
@@ -44,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise ConfigError("nothing to evaluate: give PATH, or model.path in the config")
                 options.path = Path(path)
             saved = find_policy(options.path)
-            metrics = asyncio.run(
-                _evaluate(saved, config_of(saved, options.config, overrides), worker, options.episodes)
-            )
+            config = config_of(saved, options.config, overrides)
+            keep_compilations(config.compilation_cache)
+            metrics = asyncio.run(_evaluate(saved, config, worker, options.episodes))
         except KNOWN_ERRORS as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hermes_jax.compilation_cache import keep_compilations
 from hermes_jax.quiet import quiet_libraries
 
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         saved = find_policy(options.run)
         config = config_of(saved, [], [])
+        keep_compilations(config.compilation_cache)
         policy = open_saved(saved, config)
         params, step = read_params(saved, config, policy, open_mesh(config, policy), best=options.best)
         save_model(params, policy.config, policy.folder, options.to, dtype=options.dtype)

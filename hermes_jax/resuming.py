@@ -10,6 +10,7 @@ from hermes_jax.config import Config, ConfigError
 
 FREE = (
     "run_dir",
+    "compilation_cache",
     "env.total_steps",
     "env.steps_per_eval",
     "env.eval_episodes",

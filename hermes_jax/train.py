@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes_jax.compilation_cache import keep_compilations
 from hermes_jax.config import Config, ConfigError, help_config, load
 from hermes_jax.host_memory import reuse_freed_memory
 from hermes_jax.quiet import quiet_libraries
@@ -79,6 +80,7 @@ def _run(config: Config, run: RunFolder, *, resume: bool) -> int:
     with WorkerServer() as worker:  # before jax: nothing forks after it
         from hermes_jax.known_errors import KNOWN_ERRORS
 
+        keep_compilations(config.compilation_cache)
         try:
             asyncio.run(_train(config, run, worker, resume))
         except KNOWN_ERRORS as error:

@@ -393,7 +393,7 @@ def test_a_config_can_not_be_changed():
     config = cfg.build({})
     with pytest.raises(ValueError, match="frozen"):
         config.env.group_size = 3
-    assert all(isinstance(getattr(config, name), Block | int | str) for name in cfg.Config.model_fields)
+    assert all(isinstance(getattr(config, name), Block | int | str | None) for name in cfg.Config.model_fields)
 
 
 ROOT = Path(__file__).parent.parent

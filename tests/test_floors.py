@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hermes_jax"
 
 FLOORS = {
-    **dict.fromkeys(("objectives", "config", "clock", "telemetry", "run_folder", "stopping", "host_memory"), 0),
+    **dict.fromkeys(("objectives", "config", "clock", "telemetry", "run_folder", "stopping"), 0),
+    **dict.fromkeys(("host_memory", "compilation_cache"), 0),
     **dict.fromkeys(("models", "data"), 1),
     **dict.fromkeys(("engines", "tools"), 2),
     **dict.fromkeys(("rollout", "learner"), 3),

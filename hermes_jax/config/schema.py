@@ -21,6 +21,11 @@ class Config(Block):
 
     seed: int = option(0, "Every random number of the run derives from it.", ge=0)
     run_dir: str = option("runs/default", "Folder for checkpoints, metrics, episodes and the resolved config.")
+    compilation_cache: str | None = option(
+        None,
+        "Folder that keeps compiled programs for the next start; null = JAX_COMPILATION_CACHE_DIR or else in your "
+        "cache folder, off = none.",
+    )
     model: ModelConfig = Field(default_factory=ModelConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
     openai: OpenAIConfig = Field(default_factory=OpenAIConfig)
