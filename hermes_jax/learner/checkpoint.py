@@ -43,7 +43,7 @@ class Restored:
 class _Writing:
     step: int
     metric: float | None
-    leaves: Mapping[str, jax.Array]
+    leaves: Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Checkpoints:
@@ -101,9 +101,10 @@ class Checkpoints:
         _require_json(host)
         self.wait()
         self._make_room(step)
-        leaves = {name: _copied(leaf) for name, leaf in named_leaves(state).items()}
+        taken = _copied if self._asynchronous else jnp.asarray
+        leaves = {name: taken(leaf) for name, leaf in named_leaves(state).items()}
         metric = None if metric is None or math.isnan(metric) else float(metric)
-        self._writing = _Writing(step, metric, leaves)
+        self._writing = _Writing(step, metric, {name: _abstract(leaf) for name, leaf in leaves.items()})
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(leaves), host=ocp.args.JsonSave(dict(host)))
         try:
             self._open().save(step, args=arguments, force=True)
@@ -323,9 +324,9 @@ def _copied(leaf: Any) -> jax.Array:
 
     On other devices Orbax moves the bytes to the host before `save` returns.
     """
-    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    array = jnp.asarray(leaf)
     on_host = all(device.platform == "cpu" for device in array.devices())
-    return jnp.copy(array) if on_host else array
+    return jax.device_put(array, array.sharding, may_alias=False) if on_host else array  # unlike jnp.copy, no compiling
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import pytest
 
 from hermes_jax.learner import manifest
 from hermes_jax.learner.checkpoint import CheckpointError, Checkpoints, named_leaves
+from hermes_jax.telemetry.compilations import Compilations
 
 
 class State(NamedTuple):
@@ -104,6 +106,23 @@ def test_saved_while_training_goes_on_bitwise(tmp_path):
         restored = checkpoints.restore(abstract(state), step)
         assert_bitwise(restored.state, arrays)
         assert restored.host == {"step": step, "pending": [[1, 2], {"a": None}], "config": "seed: 0\n"}
+    checkpoints.close()
+
+
+def test_a_save_compiles_nothing_and_its_copies_end_with_the_writing(tmp_path):
+    """Not with the next save: until then they would only take memory."""
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    state = {"a": jax.device_put(np.ones((7, 11, 13), np.float32), sharding), "b": jnp.arange(17)}
+    arrays_before = len(jax.live_arrays())
+    checkpoints = Checkpoints(tmp_path)
+    with Compilations() as compilations:
+        checkpoints.save(1, state, {})
+    assert compilations.count == 0
+    end = time.monotonic() + 60
+    while not (tmp_path / "1").exists() or len(jax.live_arrays()) > arrays_before:
+        assert time.monotonic() < end, "the copies are still there"
+        time.sleep(0.02)
     checkpoints.close()
 
 
