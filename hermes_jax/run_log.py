@@ -18,6 +18,7 @@ from hermes_jax.telemetry.episodes import EpisodeLog
 from hermes_jax.telemetry.flops import TransformerShape, measure_peak, mfu, train_flops
 from hermes_jax.telemetry.lag import LoopLag
 from hermes_jax.telemetry.progress import Progress
+from hermes_jax.telemetry.stopwatch import Stopwatch
 from hermes_jax.telemetry.writers import JsonlWriter, MetricsLog, TensorBoardWriter, WandbWriter, Writer
 
 
@@ -64,21 +65,23 @@ class RunLog:
     def speeds(
         self,
         values: Mapping[str, float | None],
-        seconds: Mapping[str, float],
+        seconds: Stopwatch,
         policy: Policy,
         groups: Sequence[Group],
         passes: int,
     ) -> dict[str, float | None]:
-        """Rates of a step, from its seconds by phase, and the state of the machine."""
+        """Rates of a step, from its seconds by phase, idle times, and the state of the machine."""
+        taken = seconds.taken
         sampled = sum(e.counters.get("sampled_tokens", 0) for group in groups for e in group.episodes)
-        update_s = seconds.get("update")
+        update_s = taken.get("update")
         trained = (values.get("batch/tokens") or 0) * passes
         compilations, compile_s = self.compilations.take()
         return {
-            "speed/generated_tokens_per_s": sampled / seconds["collect"],
+            "speed/generated_tokens_per_s": sampled / taken["collect"],
             "speed/trained_tokens_per_s": trained / update_s if update_s else None,
             "speed/mfu": self._mfu(policy, groups, passes, update_s) if update_s else None,
-            **{f"seconds/{phase}": value for phase, value in seconds.items()},
+            **{f"seconds/{phase}": value for phase, value in taken.items()},
+            **seconds.idle_metrics(),
             "system/compilations": compilations,
             "system/compile_s": compile_s,
             "system/host_memory": _resident_bytes(),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from hermes_jax.saving import NAMES, TRAIN, WARM_START, Saving
 from hermes_jax.stopping import Stopped, StopSignal
 from hermes_jax.telemetry.alarms import StepRewards, reward_alarms
 from hermes_jax.telemetry.metrics import of_update
+from hermes_jax.telemetry.stopwatch import Stopwatch
 from hermes_jax.tools.worker import WorkerServer
 
 RATIO_ALARM = 1e-5
@@ -232,7 +232,7 @@ class Trainer:
 
     async def _step(self) -> None:
         """One step: a collection, the passes over it, a publication."""
-        config, seconds, began = self.config, _Stopwatch(), time.monotonic()
+        config, seconds, began = self.config, Stopwatch(self.device.busy_s), time.monotonic()
         assert self.engine is not None
         assert self.phase is not None
         engine_before = self.engine.metrics()
@@ -260,14 +260,14 @@ class Trainer:
             **of_update(updated),
             "policy_version": self.step - 1,
         }
-        values |= self.log.speeds(values, seconds.taken, self.policy, groups, config.grpo.iterations_per_batch)
+        values |= self.log.speeds(values, seconds, self.policy, groups, config.grpo.iterations_per_batch)
         values |= self.log.engine_counters(engine_before, self.engine.metrics())
         self.log.write(self.step, values)  # before the checkpoint: a run that goes on from it has this row
         self._alarms(values, groups, packed.signal)
         await self._after_update(groups, packed.signal, seconds, began)
         await self.device.submit(self.learning.check_skipped)
 
-    async def _after_update(self, groups: list[Group], signal: Signal, seconds: _Stopwatch, began: float) -> None:
+    async def _after_update(self, groups: list[Group], signal: Signal, seconds: Stopwatch, began: float) -> None:
         """What a step does besides learning: its episodes, an evaluation, a checkpoint."""
         with seconds("episodes"):
             await self._save_episodes(self.step, _episodes(groups), advantages=signal.advantages.tolist())
@@ -415,16 +415,3 @@ class Trainer:
 
 def _episodes(groups: Sequence[Group]) -> list[Episode]:
     return [episode for group in groups for episode in group.episodes]
-
-
-class _Stopwatch:
-    """Seconds by phase of a step."""
-
-    def __init__(self) -> None:
-        self.taken: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self.taken[phase] = self.taken.get(phase, 0.0) + time.monotonic() - start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -48,6 +49,9 @@ class DeviceThread:
         self._thread: threading.Thread | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=self._note_thread)
         self._closed = False
+        self._lock = threading.Lock()
+        self._busy = 0.0
+        self._began: float | None = None
 
     def _note_thread(self) -> None:
         self._thread = threading.current_thread()
@@ -64,7 +68,25 @@ class DeviceThread:
         """
         if self._closed:
             raise RuntimeError(f"the device thread {self._name!r} is closed: no call can be submitted any more")
-        return Submitted(self._executor.submit(call, *args), self)
+        return Submitted(self._executor.submit(self._run, call, *args), self)
+
+    def busy_s(self) -> float:
+        """Seconds spent in calls so far, the one that runs now included; the rest of the time there was none to run.
+
+        A call that only starts work on the device and returns counts until it returns.
+        """
+        with self._lock:
+            return self._busy + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def _run(self, call: Callable[..., T], *args: Any) -> T:
+        with self._lock:
+            self._began = time.monotonic()
+        try:
+            return call(*args)
+        finally:
+            with self._lock:
+                self._busy += time.monotonic() - self._began
+                self._began = None
 
     def close(self) -> None:
         """Cancels what has not started, waits for what runs, ends the thread. Safe to call twice."""

@@ -24,6 +24,7 @@ DEPENDS_ON_TIME = (
     "seconds/",
     "speed/",
     "system/",
+    "device/",
     "loop_lag_s",
     "eval/seconds",
     "warm_start/seconds",

@@ -17,7 +17,8 @@ EVERY_STEP = """
     update/ratio_max update/clip_frac_low update/clip_frac_high update/grad_norm update/learning_rate
     correction/logprob_diff_abs_mean correction/logprob_diff_abs_max batch/padding_share speed/generated_tokens_per_s
     speed/trained_tokens_per_s speed/mfu system/compilations seconds/collect seconds/score seconds/update
-    seconds/publish seconds/step update/update_skipped update/skipped_total loop_lag_s
+    seconds/publish seconds/step device/collect_idle_s device/collect_idle_share device/update_idle_s
+    device/update_idle_share update/update_skipped update/skipped_total loop_lag_s
 """.split()
 """What the telemetry of a step has to show."""
 PHASES = ("collect", "pack", "score", "update", "publish", "episodes", "evaluate", "checkpoint")

@@ -92,6 +92,26 @@ def test_close_finishes_the_running_call_and_drops_the_rest():
         device.submit(int)
 
 
+def test_busy_time_is_the_time_in_calls():
+    def fail():
+        time.sleep(0.1)
+        raise KeyError("lost")
+
+    with DeviceThread() as device:
+        assert device.busy_s() == 0
+        device.submit(time.sleep, 0.2).result()
+        with pytest.raises(KeyError):
+            device.submit(fail).result()
+        busy = device.busy_s()
+        assert 0.3 <= busy < 0.5
+        time.sleep(0.2)
+        assert device.busy_s() == busy, "nothing ran"
+        running = device.submit(time.sleep, 0.3)
+        time.sleep(0.15)
+        assert busy + 0.05 < device.busy_s() < busy + 0.3, "the call that runs counts so far"
+        running.result()
+
+
 def test_waiting_for_a_call_on_the_thread_itself_is_refused():
     with DeviceThread() as device, pytest.raises(RuntimeError, match="call the function directly"):
         device.submit(lambda: device.submit(int).result()).result()
