@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="processes of each side, in turn")
     parser.add_argument("--updates", type=int, default=3, help="timed updates of each process of ours; a peer has one")
     parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--peer-micro", type=int, default=4, help="sequences of a peer's micro-batch")
+    parser.add_argument("--peer-micro", type=int, help="sequences of a peer's micro-batch; default 8 or, variable, 4")
     parser.add_argument("--tokens", type=int, help="scales the case to so many tokens (for tests)")
     parser.add_argument("--model", type=Path, default=processes.REPOSITORY / "models" / "smollm2", help="HF folder")
     parser.add_argument("--measure", action="store_true", help="our side only, in this process")
@@ -57,7 +57,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 def _peer_arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["learner", "--case", options.case, "--model", str(options.model), "--dtype", options.peer_dtype]
-    arguments += ["--micro", str(options.peer_micro)]
+    arguments += ["--micro", str(options.peer_micro or (8 if options.case == "full" else 4))]
     return arguments if options.tokens is None else [*arguments, "--tokens", str(options.tokens)]
 
 
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "model_gflop": train_flops(_flops_shape(policy.config), case.lengths) / 1e9,
         "mfu": mfu(train_flops(_flops_shape(policy.config), case.lengths), best, peak),
         "loss": last["loss"],
-        "grad_norm": last["grad_norm"],
+        "first_grad_norm": first["grad_norm"],
         "first_ratio_deviation": first["ratio_deviation_max"],
         "updates_skipped": learning.counters()["skipped_total"],
     }

@@ -49,7 +49,7 @@ def test_learner_counts_real_tokens_and_times_a_real_update(model):
     assert len(ours["updates_s"]["all"]) == 2
     assert 0 <= ours["padding_share"] < 1
     assert ours["mfu"] == pytest.approx(ours["model_gflop"] / ours["update_s"] / ours["matmul_peak_gflops"], rel=1e-3)
-    assert ours["grad_norm"] > 0
+    assert ours["first_grad_norm"] > 0
     assert ours["first_ratio_deviation"] < 1e-5  # the old log-probs are those of the policy
     assert ours["updates_skipped"] == 0
     assert 0.1 < ours["peak_rss_gib"] < 8
