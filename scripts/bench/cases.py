@@ -61,14 +61,22 @@ def make_case(name: str, tokens: int | None = None) -> Case:
         if tokens < 16 * count:
             raise ValueError(f"the variable case has {count} sequences: give it at least {16 * count} tokens")
         width, total = tokens * width // total, tokens
-    how = "longest given, the others proportional to the quantiles (i + 1/2) / n of an exponential distribution"
+    how = "quantiles (i + 1/2) / n of an exponential distribution, scaled to the sum, cut at the longest"
     return Case(variable_lengths(count, width, total), width, how)
 
 
 def variable_lengths(count: int, longest: int, total: int) -> tuple[int, ...]:
-    """`count` lengths of sum `total`: one is `longest`, the others are exponential quantiles, scaled; ascending."""
+    """`count` ascending lengths of sum `total`: exponential quantiles, scaled, cut at `longest`; one is `longest`."""
     quantiles = [-math.log1p(-(i + 0.5) / count) for i in range(count - 1)]
-    scale = (total - longest) / sum(quantiles)
-    lengths = [min(max(round(scale * q), 2), longest) for q in quantiles]
-    lengths[-2] += total - longest - sum(lengths)  # what rounding left
-    return (*lengths, longest)
+    low, high = 0.0, longest / quantiles[0]
+    for _ in range(60):  # the sum of the lengths grows with the scale
+        scale = (low + high) / 2
+        lengths = [*(min(max(round(scale * q), 2), longest) for q in quantiles), longest]
+        low, high = (scale, high) if sum(lengths) < total else (low, scale)
+    rest, place = total - sum(lengths), count - 1
+    while rest:  # what rounding left, one token each to the longest that can take it
+        place = place - 1 if place else count - 1
+        if 2 <= lengths[place] + (step := 1 if rest > 0 else -1) <= longest:
+            lengths[place] += step
+            rest -= step
+    return tuple(sorted(lengths))

@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 import processes
-import toy_task
 import torch
+import toy_task
 from cases import Case, make_case
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback

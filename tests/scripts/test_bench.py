@@ -97,6 +97,43 @@ def test_engine_holds_an_episode_against_its_prefill_and_steps(model):
     assert ours["ratio_to_floor"] == pytest.approx(ours["seconds"] / floor, rel=1e-3)
 
 
+def test_end_to_end_times_whole_steps_of_the_trainer(model):
+    ours = figures("end_to_end.py", "--steps", "1", "--model", model)["ours"]
+    assert ours["step_s"] == pytest.approx(ours["generate_s"] + ours["learn_s"], rel=1e-4)
+    parts = ours["parts_s"]
+    assert ours["generate_s"] == parts["collect"]
+    assert min(parts.values()) > 0  # everything was done: an update, too
+    assert parts["score"] + parts["update"] + parts["publish"] <= ours["learn_s"]
+    (tokens,), (reward,) = ours["generated_tokens"], ours["reward"]
+    assert 16 <= tokens <= 16 * 64
+    assert -0.1 < reward <= 1
+    assert ours["reward_missing"] == [0]
+
+
+def test_the_toy_reward_wants_a_larger_number(modules):
+    reward = modules("toy_task").reward
+    assert reward("17", 10) > 0.99
+    assert 0.1 < reward("9.5 apples, not 17", 10) < 0.2
+    assert -0.1 < reward("no number", 10) < 0
+    assert reward("17", 10) > reward("17 and more words", 10)  # replies of a group differ
+
+
+def test_host_packs_everything_and_plays_whole_episodes(model):
+    found = figures("host.py", "--trajectories", "64", "--turns", "3", "--repeats", "2", "--model", model)
+    work, load = found["work"], found["load"]
+    assert work["packed_tokens"] == 64 * 320
+    assert 0 <= work["padding_share"] < 0.5
+    assert work["pack_ms"] > 0
+    assert work["advantage_std"] == pytest.approx(1, abs=0.2)  # normalised in groups of eight
+    assert work["advantages_ms"] > 0
+    assert work["turns"] == 3
+    assert 2 * 100 < work["episode_tokens"] - work["sampled_tokens"] < 2 * 300  # two tool results
+    assert work["turn_ms"] > 0
+    assert load["model_bytes"] == (model / "model.safetensors").stat().st_size
+    assert load["share_of_read_speed"] == pytest.approx(load["read_s"] / load["load_s"], rel=1e-3)
+    assert load["rss_over_model"] > 0
+
+
 def test_a_missing_peer_is_named_with_its_remedy(model, tmp_path):
     done = bench("learner.py", "--peer", "trl", "--tokens", "64", "--model", model, HERMES_JAX_PEERS=str(tmp_path))
     assert done.returncode == 1
