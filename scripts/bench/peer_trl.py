@@ -68,6 +68,7 @@ def learner(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         "tokens": case.tokens,
         "update_s": update_s,
         "tokens_per_s": case.tokens / update_s,
+        "timed_cpu_s": clock.cpu[1:],
         "passes_s": clock.passes,
         "optimizer_s": clock.optimizer,
         "micro_batch": [micro, case.width],
@@ -151,10 +152,11 @@ class Clock(TrainerCallback):
         self.passes: list[float] = []
         self.optimizer: list[float] = []
         self.steps: list[float] = []
+        self.cpu: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """The batch is there, the first forward pass begins."""
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """All gradients are there."""
@@ -166,6 +168,7 @@ class Clock(TrainerCallback):
         self.passes.append(self._gradients - self._began)
         self.optimizer.append(now - self._gradients)
         self.steps.append(now - self._began)
+        self.cpu.append(time.process_time() - self._cpu_began)
 
 
 def _parts(options: argparse.Namespace, rows: list[dict[str, Any]], reward: Any) -> dict[str, Any]:

@@ -63,18 +63,20 @@ def learner(options: argparse.Namespace) -> dict[str, Any]:
     vocab = model.config.vocab_size
     first = len(case.lengths) - timed * micro  # the longest sequences; each is padded to the same width
     batches = [_example(case, range(start, start + micro), vocab) for start in range(first, len(case.lengths), micro)]
-    seconds = []
+    seconds, cpu_s = [], []
     for _ in range(2 + options.steps):  # the second one compiles again: it gets the optimizer's state as it came out
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         trainer.train(batches)
         jax.block_until_ready(nnx.state(trainer.model))
         seconds.append(time.perf_counter() - began)
+        cpu_s.append(time.process_time() - cpu_began)
     update_s = min(seconds[2:]) * (micro_batches if scaled else 1)
     return {
         "peer": "tunix",
         "tokens": case.tokens,
         "update_s": update_s,
         "tokens_per_s": case.tokens / update_s,
+        "timed_cpu_s": cpu_s[2:],
         "timed_s": seconds,
         "micro_batch": [micro, case.width],
         "micro_batches": micro_batches,

@@ -124,6 +124,7 @@ def run(command: Command) -> Run:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise
         finally:
             timer.cancel()
@@ -180,7 +181,11 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def main(body: Any) -> int:
-    """Runs a benchmark's body, which returns a report; a `BenchError` becomes one line and status 1."""
+    """Runs a benchmark's body, which returns a report; a `BenchError` becomes one line and status 1.
+
+    Ended from outside (SIGTERM, Ctrl-C), it ends the process that it measures, with all that belongs to it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         print_json(body())
     except BenchError as error:

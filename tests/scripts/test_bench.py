@@ -3,13 +3,15 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from envs.terminal_test.policy import build
-from tests.scripts.bench_runs import REPOSITORY, bench, figures
+from tests.scripts.bench_runs import REPOSITORY, bench, figures, is_running
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +188,24 @@ def test_a_process_that_prints_no_json_or_never_ends_is_an_error(modules):
         processes.run(processes.Command([sys.executable, "-c", "print('hello')"]))
     with pytest.raises(processes.BenchError, match="took more than 1 s"):
         processes.run(processes.Command([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=1))
+
+
+def test_a_benchmark_that_is_ended_takes_its_processes_along(tmp_path):
+    code = """
+import sys
+import processes
+
+pids = sys.argv[1]
+script = f"sleep 600 & echo $$ $! > {pids}.partial; mv {pids}.partial {pids}; wait"
+command = processes.Command(["sh", "-c", script])
+processes.main(lambda: {"result": processes.run(command).result})
+"""
+    pids, folder = tmp_path / "pids", REPOSITORY / "scripts" / "bench"
+    driver = subprocess.Popen([sys.executable, "-c", code, pids], cwd=folder)
+    while not pids.exists():
+        assert driver.poll() is None
+        time.sleep(0.05)
+    driver.terminate()
+    assert driver.wait(30) == 128 + signal.SIGTERM
+    for pid in map(int, pids.read_text().split()):
+        assert not is_running(pid)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.bench_runs import is_running
+
 REPOSITORY = Path(__file__).parent.parent.parent
 QUICK_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MAY_BE_MISSING = (
@@ -167,19 +169,6 @@ time.sleep(600)
     assert result["status"] == "timed_out"
     assert time.monotonic() - began < 60
     assert not is_running(result["items"]["first"]["pid"])
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process still runs; one that waits to be collected by whoever inherited it does not."""
-    for _ in range(50):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.1)
-    return True
 
 
 @pytest.mark.parametrize("item", ["{'error': 'out of memory'}", "{'passed': False}"])
