@@ -22,7 +22,7 @@ from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.export_folder import copy_companions, replace_folder
 from hermes_jax.models.folder import INDEX, SINGLE, load_config, stored_tensors
 from hermes_jax.models.names import TIED_HEAD, HFTensor, Leaf, build, leaves
-from hermes_jax.models.safetensors_io import ModelFolderError, StoredTensor, n_bytes, write_file
+from hermes_jax.models.safetensors_io import ModelFolderError, StoredTensor, n_bytes, read_ahead, write_file
 from hermes_jax.models.transformer import Params
 
 
@@ -42,6 +42,7 @@ def load_model(folder: str | Path, shardings: Any = None, dtype: DTypeLike = jnp
     folder = Path(folder)
     config = load_config(folder)
     stored = stored_tensors(folder, config)
+    read_ahead(sorted({tensor.file for tensor in stored.values()}))
     pairs = []
     for leaf in leaves(config):
         sharding = SingleDeviceSharding(jax.devices()[0]) if shardings is None else leaf.of(shardings)
@@ -98,9 +99,9 @@ def _load_leaf(leaf: Leaf, stored: Mapping[str, StoredTensor], sharding: Shardin
 
 
 def _on_devices(tensor: StoredTensor, sharding: Sharding) -> jax.Array:
-    """Each device reads its part of the file; a copy, so that no array depends on the file afterwards."""
+    """Each device reads its part of the file. The array may lie over the file: what is kept must be computed from it."""
     view = tensor.read()
-    return jax.make_array_from_callback(tensor.shape, sharding, lambda index: np.array(view[index]))
+    return jax.make_array_from_callback(tensor.shape, sharding, lambda index: view[index])
 
 
 def _layer_sharding(sharding: Sharding, rank: int, transposed: bool) -> Sharding:

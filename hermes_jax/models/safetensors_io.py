@@ -45,6 +45,14 @@ class StoredTensor:
         return np.memmap(self.file, self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
+def read_ahead(files: Iterable[Path]) -> None:
+    """Lets the system read whole files into its page cache while the first tensors are worked on; returns at once."""
+    if hasattr(os, "posix_fadvise"):
+        for file in files:
+            with open(file, "rb") as stream:
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """All tensors of one file, after a check that the file is whole.
 
