@@ -31,9 +31,10 @@ class Saving:
         self.config, self.run = config, run
         options = config.checkpoint
         kept, later = options.keep_last, options.asynchronous
+        best = options.keep_best
         self._of = {
-            WARM_START: Checkpoints(run.warm_checkpoints, keep_last=kept, asynchronous=later),
-            TRAIN: Checkpoints(run.checkpoints, keep_last=kept, keep_best=options.keep_best, asynchronous=later),
+            WARM_START: Checkpoints(run.warm_checkpoints, keep_last=kept, asynchronous=later, copies=False),
+            TRAIN: Checkpoints(run.checkpoints, keep_last=kept, keep_best=best, asynchronous=later, copies=False),
         }
 
     def part_to_resume(self) -> str:
@@ -61,7 +62,7 @@ class Saving:
         return step == total or bool(every and step % every == 0)
 
     def save(self, part: str, step: int, state: Any, host: Mapping[str, Any], metric: float | None = None) -> None:
-        """Begins to save; returns when the arrays are copied."""
+        """Begins to save. Before the next update takes over the arrays, call `wait_for_arrays`."""
         self._of[part].save(step, state, host, metric=metric)
 
     def save_last(self, part: str, step: int, state: Any, host: Mapping[str, Any]) -> None:
@@ -70,6 +71,15 @@ class Saving:
         if self.latest_step(part) != step and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             self.save(part, step, state, host)
         self.wait()
+
+    def wait_for_arrays(self) -> None:
+        """Waits until the arrays that were saved last may be donated.
+
+        A copy of them would take the memory of a second state. In a step there is a whole collection between the save
+        and this.
+        """
+        for checkpoints in self._of.values():
+            checkpoints.wait_for_arrays()
 
     def wait(self) -> None:
         """Waits until all is on the disk."""

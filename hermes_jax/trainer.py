@@ -162,6 +162,7 @@ class Trainer:
                 batch, padding = await prepared
                 if self.step + 1 < steps:
                     prepared = self._prepare_imitation(self.step + 1)
+                await self.device.submit(self.saving.wait_for_arrays)
                 metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
                 self.step += 1
                 updates.append((self.step, metrics, padding))
@@ -244,6 +245,8 @@ class Trainer:
         if packed.batches:
             with seconds("score"):
                 scored = await self.device.submit(self.learning.score_batches, packed.batches)
+            with seconds("checkpoint"):
+                await self.device.submit(self.saving.wait_for_arrays)
             with seconds("update"):
                 passes = config.grpo.iterations_per_batch
                 updated = await self.device.submit(self.learning.train, self.phase, scored, passes)

@@ -114,7 +114,7 @@ class CheckpointConfig(Block):
     keep_last: int = option(2, "Newest checkpoints kept.", "checkpoints", ge=1)
     keep_best: int = option(1, "Best checkpoints kept besides; 0 = none.", "checkpoints", ge=0)
     best_metric: str = option("eval/success", "Metric that ranks checkpoints; higher is better.")
-    asynchronous: bool = option(True, "Write while training goes on; false = wait for the disk.")
+    asynchronous: bool = option(True, "Write while the next episodes are collected; false = wait for the disk.")
 
 
 class MeshConfig(Block):

@@ -44,6 +44,7 @@ class _Writing:
     step: int
     metric: float | None
     leaves: Mapping[str, jax.ShapeDtypeStruct]
+    on_host: bool
 
 
 class Checkpoints:
@@ -57,7 +58,9 @@ class Checkpoints:
         directory: made if it is missing.
         keep_last: newest checkpoints kept.
         keep_best: checkpoints with the highest metric kept besides.
-        asynchronous: `save` returns when the arrays are copied; the writing goes on in the background.
+        asynchronous: `save` returns while the writing goes on in the background.
+        copies: `save` copies arrays that lie in the host's memory, and the caller may donate them at once. False = it
+            must call `wait_for_arrays` first, and no memory is taken.
         read_only: never writes or removes anything.
     """
 
@@ -68,13 +71,14 @@ class Checkpoints:
         keep_last: int = 2,
         keep_best: int = 0,
         asynchronous: bool = True,
+        copies: bool = True,
         read_only: bool = False,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"keep_last must be >= 1 and keep_best >= 0, got {keep_last} and {keep_best}")
         self.directory = Path(directory).resolve()
         self._keep = keep_last, keep_best
-        self._asynchronous = asynchronous
+        self._asynchronous, self._copies = asynchronous, copies
         self._read_only = read_only
         self._writing: _Writing | None = None
         self._whole: set[int] = set()
@@ -83,7 +87,7 @@ class Checkpoints:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def save(self, step: int, state: Any, host: Mapping[str, Any], *, metric: float | None = None) -> None:
-        """Saves one step. The arrays are copied before this returns: the caller may donate them at once.
+        """Saves one step. With `copies`, the caller may donate the arrays at once.
 
         A damaged checkpoint of the same step is replaced.
 
@@ -101,10 +105,11 @@ class Checkpoints:
         _require_json(host)
         self.wait()
         self._make_room(step)
-        taken = _copied if self._asynchronous else jnp.asarray
+        taken = _copied if self._asynchronous and self._copies else jnp.asarray
         leaves = {name: taken(leaf) for name, leaf in named_leaves(state).items()}
         metric = None if metric is None or math.isnan(metric) else float(metric)
-        self._writing = _Writing(step, metric, {name: _abstract(leaf) for name, leaf in leaves.items()})
+        shapes, on_host = {name: _abstract(leaf) for name, leaf in leaves.items()}, any(map(_on_host, leaves.values()))
+        self._writing = _Writing(step, metric, shapes, on_host)
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(leaves), host=ocp.args.JsonSave(dict(host)))
         try:
             self._open().save(step, args=arguments, force=True)
@@ -126,6 +131,15 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
         self._writing = None
+
+    def wait_for_arrays(self) -> None:
+        """Returns when the arrays of the last save may be donated; elsewhere than on the CPU that is at once.
+
+        Raises:
+            CheckpointError: as `wait`.
+        """
+        if self._writing is not None and not self._copies and self._writing.on_host:
+            self.wait()
 
     def discard_after(self, step: int) -> None:
         """Removes every checkpoint newer than `step`, for a run that goes on from an older one."""
@@ -325,8 +339,13 @@ def _copied(leaf: Any) -> jax.Array:
     On other devices Orbax moves the bytes to the host before `save` returns.
     """
     array = jnp.asarray(leaf)
-    on_host = all(device.platform == "cpu" for device in array.devices())
-    return jax.device_put(array, array.sharding, may_alias=False) if on_host else array  # unlike jnp.copy, no compiling
+    if not _on_host(array):
+        return array
+    return jax.device_put(array, array.sharding, may_alias=False)  # unlike jnp.copy it compiles nothing
+
+
+def _on_host(array: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in array.devices())
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class State(NamedTuple):
     update: jax.Array
 
 
+seal = Checkpoints._seal
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
@@ -84,6 +86,11 @@ def saved(directory: Path, *steps: int, keep_last: int = 9) -> dict[int, State]:
     return found
 
 
+def buffers() -> set[int]:
+    """Addresses of all arrays of jax that are on one device."""
+    return {array.unsafe_buffer_pointer() for array in jax.live_arrays() if len(array.devices()) == 1}
+
+
 def damage(path: Path) -> None:
     """Cuts off the last half of a file."""
     os.truncate(path, path.stat().st_size // 2)
@@ -93,13 +100,17 @@ def largest_file(folder: Path) -> Path:
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-def test_saved_while_training_goes_on_bitwise(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep_last=9)
+@pytest.mark.parametrize("copies", [True, False])
+def test_saved_while_training_goes_on_bitwise(copies, tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=9, copies=copies)
     state, expected = new_state(size=20_000), {}
     for step in range(1, 5):
         state = donating_update(state)
         expected[step] = host_copy(state)
         checkpoints.save(step, state, {"step": step, "pending": [[1, 2], {"a": None}], "config": "seed: 0\n"})
+        if not copies:
+            assert checkpoints._writing is not None, "save waits for no disk"
+            checkpoints.wait_for_arrays()
         state = donating_update(donating_update(state))  # at once: the arrays that were saved are gone
     checkpoints.wait()
     for step, arrays in expected.items():
@@ -107,6 +118,24 @@ def test_saved_while_training_goes_on_bitwise(tmp_path):
         assert_bitwise(restored.state, arrays)
         assert restored.host == {"step": step, "pending": [[1, 2], {"a": None}], "config": "seed: 0\n"}
     checkpoints.close()
+
+
+def test_without_copies_a_save_takes_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "_seal", lambda self: gate.wait(60) and seal(self))
+    gate, state = threading.Event(), {"a": jnp.ones(1000)}
+    memory_before = buffers()
+    checkpoints = Checkpoints(tmp_path, copies=False)
+    checkpoints.save(1, state, {})
+    assert buffers() == memory_before
+    waiting = threading.Thread(target=checkpoints.wait_for_arrays)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive(), "the arrays are not written yet"
+    gate.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    checkpoints.close()
+    assert checkpoints.report() == ()
 
 
 def test_a_save_compiles_nothing_and_its_copies_end_with_the_writing(tmp_path):
