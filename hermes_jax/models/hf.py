@@ -99,7 +99,7 @@ def _load_leaf(leaf: Leaf, stored: Mapping[str, StoredTensor], sharding: Shardin
 
 
 def _on_devices(tensor: StoredTensor, sharding: Sharding) -> jax.Array:
-    """Each device reads its part of the file. The array may lie over the file: what is kept must be computed from it."""
+    """Each device reads its part of the file. The array may lie over the file: what is kept is computed from it."""
     view = tensor.read()
     return jax.make_array_from_callback(tensor.shape, sharding, lambda index: view[index])
 
