@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from hermes_jax.episode_failures import FAILED
 from hermes_jax.learner import manifest
 from hermes_jax.telemetry.episodes import load_episodes
-from tests.e2e.runs import CONFIG, PROJECT, Command, metrics
-from tests.tools.processes import with_marker
+from tests.e2e.runs import CONFIG, PROJECT, Command, finish, metrics, wait_until
+from tests.tools.processes import below, with_marker
 
 SMALL = ("env.eval_episodes=0", "env.total_steps=1")
 
@@ -118,6 +121,34 @@ def test_tools_that_misbehave(command: Command, warm_policy: Path, tmp_path: Pat
     assert "<|im_end|><|im_start|>assistant" in shown[1]
     assert any("bytes left out" in text and len(text) < 200 for text in shown[2])
     assert "a\ufffd\ufffdb" in shown[3]
+
+
+@pytest.mark.parametrize(("fault", "reached"), [("late_tools", 1), ("late_rewards", 1), ("evaluation", 0)])
+def test_the_worker_server_is_killed(
+    fault: str, reached: int, command: Command, warm_policy: Path, tmp_path: Path
+) -> None:
+    """The run ends with what it has reached, and goes on from there as if nothing had happened."""
+    run, seconds = tmp_path / "run", f"634.{os.getpid()}"
+    more = ("env.total_steps=2", "env.eval_episodes=2", "checkpoint.every_steps=0")
+    variable = "PICK_SLEEP_HELD_OUT" if fault == "evaluation" else "LATE_SLEEP"
+    arguments = broken(warm_policy, run, fault, *more)
+    trainer = command.start("train", "--config", CONFIG, *arguments, **{variable: seconds})
+    wait_until(trainer, lambda: bool(with_marker(f"sleep\000{seconds}")))
+    [server] = set(with_marker("worker_main")) & set(below(trainer.pid))
+    os.kill(server, signal.SIGKILL)
+    begun = time.monotonic()
+    done = finish(trainer, 1)
+    assert time.monotonic() - begun < 15
+    assert f"saved at step {reached}. Go on with: " in done.err
+    error = done.error
+    assert f"the worker server (process {server}) ended with exit code -9; " in error
+    assert "start the run again (with --resume)" in error
+    assert not with_marker(f"sleep\000{seconds}")
+    assert manifest.steps(run / "checkpoints") == [reached]
+    assert len(list(load_episodes(run, kind="train"))) == 8 * reached, "none of the episodes that could only fail"
+    command.run("train", "--resume", run)
+    assert not {e["outcome"] for e in load_episodes(run)} & {str(outcome) for outcome in FAILED}
+    assert json.loads((run / "report.json").read_text())["step"] == 2
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

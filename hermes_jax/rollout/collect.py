@@ -87,11 +87,15 @@ async def collect_groups(
     Args:
         seed: of the run.
         step: number of this collection.
+
+    Raises:
+        WorkerServerDied: the collector's server has ended; the other episodes, which could only fail, were cancelled.
     """
-    return await _all(
+    work = _all(
         collect_group(collector, item, group_size=group_size, seed=fold_seed(seed, step, place))
         for place, item in enumerate(items)
     )
+    return await (work if collector.server is None else collector.server.guard(work))
 
 
 async def collect_group(collector: Collector, item: Item, *, group_size: int, seed: int) -> Group:

@@ -15,7 +15,7 @@ from hermes_jax.rollout.deadline import DeadlinePassed, before
 from hermes_jax.rollout.environment import Environment, Item, Reward, call
 from hermes_jax.rollout.rewards import RewardValue, evaluate_reward_functions, normalise_reward
 from hermes_jax.tools.verifier_main import finished
-from hermes_jax.tools.worker import CallFailed, CallTimedOut, WorkerServer, prepare
+from hermes_jax.tools.worker import CallFailed, CallTimedOut, WorkerServer, WorkerServerDied, prepare
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ async def score_episode(
 
     An exception, a value that is no finite number and a passed deadline are failures: the reward is missing, the
     outcome `verifier_error`, the counter `verifier_errors` 1. None is a missing reward without a failure.
+
+    Raises:
+        WorkerServerDied: the server has ended, which is no failure of the reward.
     """
     start = clock.now()
     try:
@@ -54,6 +57,8 @@ async def score_episode(
             score = await _score_apart(environment, item, episode, timeout_s, server)
     except DeadlinePassed:
         score = _Score(RewardValue(None, f"the reward took longer than {timeout_s:g} s", timed_out=True))
+    except WorkerServerDied:
+        raise
     except Exception as error:
         score = _Score(RewardValue(None, f"{type(error).__name__}: {error}"))
     timings = {**episode.timings, "reward": clock.now() - start}

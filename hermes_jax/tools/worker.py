@@ -8,18 +8,20 @@ import os
 import pickle
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from hermes_jax.tools.frames import Channel, from_header, to_header
 from hermes_jax.tools.verifier_main import digest
 from hermes_jax.tools.verifiers import module_argv
+
+T = TypeVar("T")
 
 
 class WorkerServerDied(RuntimeError):
@@ -101,6 +103,7 @@ class WorkerServer:
             )
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._ids = count(1)
+        self._guards: set[asyncio.Event] = set()
         self._channel = Channel(ours, self._on_frame, self._on_close)
 
     @property
@@ -127,10 +130,7 @@ class WorkerServer:
         self, op: str, payload: bytes = b"", **fields: Any
     ) -> tuple[int, asyncio.Future[tuple[dict[str, Any], bytes]]]:
         """Sends a request at once. Returns its number and the future of its answer."""
-        loop = asyncio.get_running_loop()
-        if self._channel.loop is not loop:
-            self._waiting.clear()  # they belonged to a loop that has ended
-            self._channel.attach(loop)
+        loop = self._attach()
         future: asyncio.Future[tuple[dict[str, Any], bytes]] = loop.create_future()
         future.add_done_callback(_seen)
         number = next(self._ids)
@@ -164,6 +164,31 @@ class WorkerServer:
             raise CallFailed(fields["error"], fields["message"], fields.get("traceback", ""))
         return json.loads(result)
 
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits `work`, but cancels it (and waits for its clean-up) when the server ends meanwhile.
+
+        Without the server no episode can be played or rewarded any more, whatever the episodes make of that.
+
+        Raises:
+            WorkerServerDied: the server has ended, before or meanwhile.
+        """
+        self._attach()
+        gone = asyncio.Event()
+        self._guards.add(gone)
+        task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
+        try:
+            if not self._channel.closed:
+                await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+            if self._channel.closed:
+                raise self._death()
+            return task.result()
+        finally:
+            self._guards.discard(gone)
+            waiter.cancel()
+            task.cancel()
+            await asyncio.wait({task})
+            _seen(task)
+
     def close(self, timeout_s: float = 15.0) -> None:
         """Ends the server and all it started; waits for that (usually some 10 ms). Can be called again."""
         self._channel.close()
@@ -190,6 +215,15 @@ class WorkerServer:
 
     def _on_close(self) -> None:
         self._fail_waiting()
+        for gone in self._guards:
+            gone.set()
+
+    def _attach(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._channel.loop is not loop:
+            self._waiting.clear()  # they belonged to a loop that has ended
+            self._channel.attach(loop)
+        return loop
 
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -114,3 +115,15 @@ def test_episodes_and_groups_can_be_pickled():
     (found,) = pickle.loads(pickle.dumps(Group("t", (episode,)))).episodes
     assert found.trajectories[0].tokens.tolist() == [1, 2]
     assert (found.reward_parts, found.counters, found.timings) == ({}, {}, {})
+
+
+def test_a_server_that_ends_during_a_reward_is_no_failure_of_the_reward():
+    def compute_reward(self, item, episode, ctx):
+        os.kill(self.settings["server"], signal.SIGKILL)
+        time.sleep(30)
+
+    with WorkerServer() as server:
+        (episode,) = collect(server, compute_reward, members=1, settings={"server": server.pid}).episodes
+    assert (episode.reward, episode.outcome) == (None, Outcome.ENV_ERROR)
+    assert "the worker server (process" in episode.error
+    assert "verifier_errors" not in episode.counters

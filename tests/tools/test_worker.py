@@ -231,6 +231,63 @@ def test_a_dead_server_fails_every_pending_call_and_ends_its_children() -> None:
     assert eventually(lambda: not with_marker(mark) and not any(map(alive, children)))
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_guarded_work_ends_with_the_server(idle: bool) -> None:
+    """Also work that has asked for nothing yet, that asks nothing more, or that swallows what it is told."""
+    ended = []
+
+    async def work() -> None:
+        try:
+            if not idle:
+                await server.call(len, "ab", timeout_s=20)
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append(True)
+
+    async def answered() -> str:
+        return "answer"
+
+    async def fails() -> None:
+        raise KeyError("own error")
+
+    async def run() -> None:
+        assert await server.guard(answered()) == "answer"
+        with pytest.raises(KeyError, match="own error"):
+            await server.guard(fails())
+        asyncio.get_running_loop().call_later(1.0, os.kill, server.pid, signal.SIGKILL)
+        with pytest.raises(WorkerServerDied, match="exit code -9"):
+            await server.guard(work())
+        assert ended == [True], "its clean-up was waited for"
+        with pytest.raises(WorkerServerDied, match="exit code -9"):
+            await server.guard(answered())
+
+    with WorkerServer() as server:
+        begun = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - begun < 10
+
+
+def test_cancelled_guarded_work_is_cleaned_up(server: WorkerServer) -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        task = asyncio.create_task(server.guard(work()))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert ended == [True]
+
+
 def test_closing_leaves_nothing_and_later_use_says_so() -> None:
     before = open_files(os.getpid())
 

@@ -26,8 +26,14 @@ def one_short(completion: list[str]) -> list[float]:
     return [1.0] * (len(completion) - 1)
 
 
+def _is_late(item: Item) -> bool:
+    return item["id"] in ("train-2", "train-3")
+
+
 class Broken(Pick):
-    """Faults: `rewards` (each member of a group another one), `raises`, `length`, `prepare`, `tools`."""
+    """Faults: `rewards` (each member of a group another one), `raises`, `length`, `prepare`, `tools`, and `late_tools`
+    and `late_rewards` (after the first step they take as long as `LATE_SLEEP` in the process's environment says).
+    """
 
     uses_wall_clock = True
 
@@ -45,10 +51,14 @@ class Broken(Pick):
         if self.fault == "tools":
             number = int(str(item["id"]).removeprefix("train-"))
             await ctx.write_file("t", TOOLS[number % len(TOOLS)].format(seconds=os.environ["PICK_SLEEP"]))
+        if self.fault == "late_tools" and _is_late(item):
+            await ctx.write_file("t", TOOLS[0].format(seconds=os.environ.get("LATE_SLEEP", 0)))
 
     async def compute_reward(self, item: Item, episode: Episode, ctx: Any) -> Any:
         """The reward of `pick`, unless it fails."""
         reward = await super().compute_reward(item, episode, ctx)
+        if self.fault == "late_rewards" and _is_late(item):
+            await ctx.terminal(f"sleep {os.environ.get('LATE_SLEEP', 0)}")
         if self.fault == "raises" or (self.fault == "rewards" and episode.member == 0):
             raise ValueError("boom")
         if self.fault == "rewards" and episode.member < 3:
