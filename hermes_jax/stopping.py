@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: end what is under way, save, and go; within seconds, whatever hangs."""
+"""Ctrl-C and SIGTERM: end what is under way, save, and go; within seconds, unless it is worth waiting for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STATUS = 130
 """Exit status of a command that a signal stopped."""
 PATIENCE_S = 11.0
-"""Longest time between a signal and the end; saving does not count."""
+"""Longest time between a signal and the end; what is worth waiting for does not count."""
+SILENT_S = 1.0
+"""After so long a wait it is said what for."""
 AGAIN = "ended at once, as a signal came again"
 
 T = TypeVar("T")
@@ -29,21 +31,21 @@ class Stopped(Exception):
 class StopSignal:
     """Turns the first SIGINT or SIGTERM into `Stopped` at a place where the state can be saved.
 
-    A second signal ends the process at once. So does a thread when the first one has no effect for `patience_s`: an
-    update or a compilation can't be interrupted, and a reward function may hang.
+    A second signal ends the process at once. So does a thread when the first one has no effect for PATIENCE_S, as a
+    compilation can't be interrupted and a reward function may hang; but for an update and for saving it waits
+    (`waits_for`).
 
     Args:
         last_words: what is saved and how to go on, to be printed then.
-        patience_s: see above.
     """
 
-    def __init__(self, last_words: Callable[[], str], patience_s: float = PATIENCE_S) -> None:
-        self._last_words, self._patience_s = last_words, patience_s
+    def __init__(self, last_words: Callable[[], str]) -> None:
+        self._last_words, self._patience_s = last_words, PATIENCE_S
         self._event = asyncio.Event()
         self._name = ""
         self._before: dict[int, Any] = {}
         self._waiting_since = 0.0
-        self._saving = self._over = False
+        self._awaited, self._over = "", False
 
     def install(self) -> None:
         """Listens on the running loop, which must be that of the main thread."""
@@ -87,13 +89,17 @@ class StopSignal:
             waiter.cancel()
 
     @contextmanager
-    def saving(self) -> Iterator[None]:
-        """What happens inside may take as long as it takes: a checkpoint is worth waiting for."""
-        self._saving = True
+    def waits_for(self, what: str) -> Iterator[None]:
+        """What happens inside may take as long as it takes, and a person who waits is told what for.
+
+        An update can't be broken off without losing all steps since the last checkpoint, a checkpoint not without
+        losing itself.
+        """
+        before, self._awaited = self._awaited, what
         try:
             yield
         finally:
-            self._saving, self._waiting_since = False, time.monotonic()
+            self._awaited, self._waiting_since = before, time.monotonic()
 
     def _forget(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,9 +118,13 @@ class StopSignal:
         threading.Thread(target=self._watch, name="stop", daemon=True).start()
 
     def _watch(self) -> None:
-        while self._saving or time.monotonic() - self._waiting_since < self._patience_s:
+        came, said = time.monotonic(), ""
+        while (awaited := self._awaited) or time.monotonic() - self._waiting_since < self._patience_s:
             if self._over:
                 return
+            if awaited not in ("", said) and time.monotonic() - came > SILENT_S:
+                said = awaited
+                print(f"{self._name}: waiting for {said}; a second signal ends at once", file=sys.stderr, flush=True)
             time.sleep(0.05)
         self._end(f"ended by force, as something did not stop within {self._patience_s:g} s")
 

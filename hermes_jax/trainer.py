@@ -162,17 +162,18 @@ class Trainer:
                 batch, padding = await prepared
                 if self.step + 1 < steps:
                     prepared = self._prepare_imitation(self.step + 1)
-                await self.device.submit(self.saving.wait_for_arrays)
-                metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
-                self.step += 1
-                updates.append((self.step, metrics, padding))
-                if len(updates) > 1:  # one update runs while the next is made ready; a signal need not wait for more
-                    await self.device.submit(jax.block_until_ready, updates[-2][1])
-                due = self.saving.is_due(self.step, steps)
-                late = time.monotonic() - began > LOG_AFTER_S
-                if due or late or self.stop.came or self.step % LOG_EVERY == 0:
-                    await self._log_imitation(updates, began)
-                    updates, began = [], time.monotonic()
+                due = self.saving.is_due(self.step + 1, steps)
+                with self.stop.waits_for(f"the update of {NAMES[WARM_START]} {self.step + 1}"):
+                    await self.device.submit(self.saving.wait_for_arrays)
+                    metrics = await self.device.submit(self.learning.imitate, self.phase, batch)
+                    self.step += 1
+                    updates.append((self.step, metrics, padding))
+                    if len(updates) > 1:  # one update runs while the next is made ready; a signal waits for no more
+                        await self.device.submit(jax.block_until_ready, updates[-2][1])
+                    late = time.monotonic() - began > LOG_AFTER_S
+                    if due or late or self.stop.came or self.step % LOG_EVERY == 0:
+                        await self._log_imitation(updates, began)
+                        updates, began = [], time.monotonic()
                 if due:
                     await self._save()
                 if not updates:
@@ -235,22 +236,14 @@ class Trainer:
         """One step: a collection, the passes over it, a publication."""
         config, seconds, began = self.config, Stopwatch(self.device.busy_s), time.monotonic()
         assert self.engine is not None
-        assert self.phase is not None
         engine_before = self.engine.metrics()
         with seconds("collect"):
             groups = await self._collect()
         with seconds("pack"):
             packed = await asyncio.to_thread(training_batches, groups, config, self.policy, self.mesh)
-        updated: Mapping[str, float] = {}
-        if packed.batches:
-            with seconds("score"):
-                scored = await self.device.submit(self.learning.score_batches, packed.batches)
-            with seconds("checkpoint"):
-                await self.device.submit(self.saving.wait_for_arrays)
-            with seconds("update"):
-                passes = config.grpo.iterations_per_batch
-                updated = await self.device.submit(self.learning.train, self.phase, scored, passes)
-        self.step += 1
+        with self.stop.waits_for(f"the update of step {self.step + 1}"):
+            updated = await self._learn(packed.batches, seconds)
+            self.step += 1
         with seconds("publish"):
             assert self.learning.state is not None
             await self.engine.publish(self.learning.state.params, self.step)
@@ -269,6 +262,19 @@ class Trainer:
         self._alarms(values, groups, packed.signal)
         await self._after_update(groups, packed.signal, seconds, began)
         await self.device.submit(self.learning.check_skipped)
+
+    async def _learn(self, batches: Sequence[PackedBatch], seconds: Stopwatch) -> Mapping[str, float]:
+        """The passes over a step's batches; their metrics."""
+        assert self.phase is not None
+        if not batches:
+            return {}
+        with seconds("score"):
+            scored = await self.device.submit(self.learning.score_batches, batches)
+        with seconds("checkpoint"):
+            await self.device.submit(self.saving.wait_for_arrays)
+        with seconds("update"):
+            passes = self.config.grpo.iterations_per_batch
+            return await self.device.submit(self.learning.train, self.phase, scored, passes)
 
     async def _after_update(self, groups: list[Group], signal: Signal, seconds: Stopwatch, began: float) -> None:
         """What a step does besides learning: its episodes, an evaluation, a checkpoint."""
@@ -373,7 +379,7 @@ class Trainer:
 
     async def _save(self, metric: float | None = None) -> None:
         assert self.learning.state is not None
-        with self.stop.saving():
+        with self.stop.waits_for("the checkpoint"):
             await self.device.submit(
                 self.saving.save, self.part, self.step, self.learning.state, self._host_state(), metric
             )
@@ -395,7 +401,7 @@ class Trainer:
         await self.device.submit(lambda: None)  # what the device is doing ends first
         state = self.learning.state
         if state is not None and not isinstance(reason, CheckpointError):
-            with self.stop.saving():
+            with self.stop.waits_for("the checkpoint"):
                 await self.device.submit(self.saving.save_last, self.part, self.step, state, self._host_state())
         self.log.progress.close()
         prefix = f"{reason}: " if isinstance(reason, Stopped) else ""

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.data.cases import cases_io
-from tests.e2e.runs import Command, Finished, finish, metrics, wait_until
+from tests.e2e.runs import PROJECT, Command, Finished, finish, metrics, rows, wait_until
 from tests.tools.processes import alive, below, eventually, with_marker
 
 [SCENARIO] = (one for one in cases_io.load("faults.json")["scenarios"] if one["id"] == "trainer-terminated")
 WITHIN_S = SCENARIO["expected"]["exit_within_s"]
 SLEEP = f"611.{os.getpid()}"
 """Seconds for which tools sleep: no other process of the machine does so for as long."""
+
+UPDATES = 1000
+"""As many take seconds."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -104,6 +108,38 @@ def test_in_an_evaluation(start: Start, run: Path) -> None:
     done = terminate(trainer, signal.SIGTERM)
     assert re.search(r"SIGTERM: saved at step [123]\. ", done.err)
     assert not sleepers()
+
+
+def test_a_long_update_is_waited_for(command: Command, warm_policy: Path, tmp_path: Path) -> None:
+    """It takes longer than anything else may take after a signal; its step is saved all the same."""
+    impatient = "from hermes_jax import stopping, train; stopping.PATIENCE_S = 0.5; raise SystemExit(train.main())"
+    options = [
+        "--config",
+        "tiny.yaml",
+        f"run_dir={tmp_path / 'run'}",
+        "model.builder=null",
+        f"model.path={warm_policy}",
+    ]
+    options += ["warm_start.steps=0", "env.eval_episodes=0", "checkpoint.every_steps=0"]
+    options += [f"grpo.iterations_per_batch={UPDATES}"]
+    trace = tmp_path / "trace"
+    process = subprocess.Popen(
+        [sys.executable, "-c", impatient, *options],
+        cwd=PROJECT,
+        env={**command.env, "PICK_TRACE": str(trace)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_until(process, lambda: trace.exists() and len(trace.read_text().splitlines()) >= 8)
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 130)
+    assert time.monotonic() - began > 2, "the update is too short to show anything"
+    assert "SIGTERM: waiting for the update of step 1; a second signal ends at once\n" in done.err
+    assert "SIGTERM: saved at step 1. " in done.err
+    assert [row["update/count"] for row in rows(tmp_path / "run") if "update/count" in row] == [UPDATES]
 
 
 def test_a_second_signal_ends_at_once(start: Start, warm_policy: Path, tmp_path: Path) -> None:
