@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         saved = find_policy(options.run)
-        config = config_of(saved, [], [])
+        unused = [] if saved.run else ["env.max_token_length=1"]  # it might not fit into the context of a model folder
+        config = config_of(saved, [], unused)
         keep_compilations(config.compilation_cache)
         policy = open_saved(saved, config)
         params, step = read_params(saved, config, policy, open_mesh(config, policy), best=options.best)

@@ -389,6 +389,36 @@ def test_rules_between_options(overrides, parts):
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.parametrize(
+    ("config_json", "given", "expected"),
+    [
+        ('{"max_position_embeddings": 512}', (), 512),
+        ('{"max_position_embeddings": 512}', ("learner.row_widths=[128, 512]",), 512),
+        ('{"max_position_embeddings": 512}', ("model.context_length=256",), 256),
+        ('{"max_position_embeddings": 512}', ("model.context_length=1024",), 1024),  # refused with the model
+        ('{"max_position_embeddings": 8192}', (), 4096),
+        ('{"max_position_embeddings": "many"}', (), 4096),
+        ("[]", (), 4096),
+        ("{", (), 4096),
+        (None, (), 4096),
+    ],
+)
+def test_the_default_context_is_one_that_the_model_can_hold(config_json, given, expected, tmp_path):
+    if config_json is not None:
+        write(tmp_path / "config.json", config_json)
+    overrides = [f"model.path={tmp_path}", "env.max_token_length=32", *given]
+    config = cfg.load(overrides=overrides)
+    assert config.model.context_length == expected
+    assert config == cfg.load(write(tmp_path / "resolved.yaml", cfg.dump(config)))
+
+
+def test_a_context_of_the_model_that_holds_no_reply_is_an_error(tmp_path):
+    write(tmp_path / "config.json", '{"max_position_embeddings": 512}')
+    message = error_of(f"model.path={tmp_path}")
+    assert "model.context_length (512) must exceed env.max_token_length (2048)" in message
+    assert "lower env.max_token_length" in message
+
+
 def test_a_config_can_not_be_changed():
     config = cfg.build({})
     with pytest.raises(ValueError, match="frozen"):

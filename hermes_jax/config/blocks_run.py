@@ -17,7 +17,13 @@ class ModelConfig(Block):
     dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Compute dtype of learner and engine; parameters stay float32 masters."
     )
-    context_length: int = option(4096, "Longest trajectory: prompt, replies and tool results together.", "tokens", ge=8)
+    context_length: int = option(
+        4096,
+        "Longest trajectory: prompt, replies and tool results together. Unless it is given, no more than the model of "
+        "model.path can hold (its max_position_embeddings).",
+        "tokens",
+        ge=8,
+    )
     template_arguments: dict[str, Any] = option(
         {}, "Extra variables for the chat template, such as enable_thinking: false."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hermes_jax.config import overrides as cli
+from hermes_jax.config.blocks_run import ModelConfig
 from hermes_jax.config.fields import Block, block_type, bounds_in_words, type_in_words
 from hermes_jax.config.rules import ALIASES, GONE, set_by_user, unused
 from hermes_jax.config.schema import Config
@@ -72,6 +74,7 @@ def _build(layers: Sequence[Layer]) -> Config:
         places.update(tree_places)
         layer_of.update(dict.fromkeys(map(".".join, tree_places), number))
     _raise(problems)
+    _fit_context(merged)
     config = _validate(merged, places)
     _raise(_not_built(config, places))
     for path in _switched_off(config, layer_of):
@@ -79,6 +82,23 @@ def _build(layers: Sequence[Layer]) -> Config:
     config = _validate(merged, places)
     _raise(_without_effect(config, places))
     return config
+
+
+def _fit_context(merged: dict[str, Any]) -> None:
+    """Sets `model.context_length`, where nobody has, to what the model of `model.path` can hold if that is less.
+
+    A folder that can't be read keeps the default: whoever reads the model says what is wrong with it.
+    """
+    model = merged.get("model")
+    if not isinstance(model, dict) or "context_length" in model or not isinstance(model.get("path"), str):
+        return
+    try:
+        positions = json.loads((Path(model["path"]) / "config.json").read_bytes())["max_position_embeddings"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    field = ModelConfig.model_fields["context_length"]
+    if type(positions) is int and positions < field.default:
+        model["context_length"] = positions
 
 
 def _raise(problems: Iterable[str]) -> None:

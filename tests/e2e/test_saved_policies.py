@@ -41,6 +41,19 @@ def test_evaluation_equals_the_one_of_the_run(what: str, straight: Path, command
     assert same == 8
 
 
+def test_a_model_folder_needs_no_config_file(straight: Path, command: Command, tmp_path: Path) -> None:
+    """What it is evaluated on can be said in overrides; the context is as long as the model's positions allow."""
+    play = ("env.name=pick", "env.enabled_toolsets=[terminal]", "env.max_token_length=40", "env.max_agent_turns=3")
+    small = ("env.eval_episodes=2", "openai.slots=4", "openai.prefill_chunk=32")
+    done = command.run("evaluate", straight / "final", *play, *small, "--json", "--episodes", tmp_path)
+    assert json.loads(done.out)["eval/episodes"] == 4
+    config, _ = load_model(straight / "final")
+    too_long = f"model.context_length={config.max_length + 1}"
+    error = command.run("evaluate", straight / "final", *play, *small, too_long, status=1).error
+    assert f"model.context_length is {config.max_length + 1}, but {straight / 'final'} was made for" in error
+    assert "lower model.context_length" in error
+
+
 def test_an_earlier_checkpoint_is_another_policy(straight: Path, command: Command) -> None:
     done = command.run("evaluate", straight / "checkpoints" / "3", "--json")
     assert json.loads(done.out)["step"] == 3
