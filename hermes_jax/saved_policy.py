@@ -72,9 +72,15 @@ def read_params(
 ) -> tuple[Any, int]:
     """Parameters and the step they are from (0 for an HF folder); on the device thread.
 
+    Args:
+        best: of the checkpoints of the run, the one with the best `checkpoint.best_metric`.
+
     Raises:
         CheckpointError: the run has no whole checkpoint, or not the one that was asked for.
+        ConfigError: the best is asked for of something that is no run.
     """
+    if best and (saved.run is None or saved.step is not None):
+        raise ConfigError(f"--best chooses among the checkpoints of a run: give its folder, {saved.path} is none")
     learning = Learning(config, policy, mesh)
     if saved.run is None:
         return learning.load(saved.path), 0
@@ -82,15 +88,24 @@ def read_params(
     checkpoints = Checkpoints(folder, read_only=True)
     step = saved.step
     if best:
-        step = checkpoints.best_step()
-        if step is None:
-            raise CheckpointError(
-                f"no checkpoint in {folder} was ranked: set checkpoint.keep_best and env.steps_per_eval"
-            )
+        step = _best_step(checkpoints, folder, config)
     phase = (warm_start_phase if saved.warm_start else grpo_phase)(config, policy, mesh)
     restored = checkpoints.restore(learning.abstract(phase), step)
     jax.tree.map(lambda x: x.delete(), restored.state.opt_state)
     return restored.state.params, restored.step
+
+
+def _best_step(checkpoints: Checkpoints, folder: Path, config: Config) -> int:
+    step = checkpoints.best_step()
+    if step is not None:
+        return step
+    newest = checkpoints.latest_step()
+    instead = "it holds none" if newest is None else f"the newest, without --best, is that of step {newest}"
+    raise CheckpointError(
+        f"no checkpoint in {folder} was ranked by {config.checkpoint.best_metric} (checkpoint.best_metric): none was "
+        f"saved together with an evaluation that gives it; {instead}. Evaluations need env.eval_episodes; there is one "
+        "after the last step, and others at checkpoints where env.steps_per_eval and checkpoint.every_steps meet"
+    )
 
 
 def open_saved(saved: SavedPolicy, config: Config) -> Policy:

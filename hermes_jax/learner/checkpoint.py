@@ -187,9 +187,8 @@ class Checkpoints:
         newest, skipped = self._newest()
         if step is None:
             step = newest
-        elif (reason := self._problem(step)) is not None:
-            raise CheckpointError(f"step {step} in {self.directory} is incomplete: {reason}; choose another step")
         else:
+            self._require_whole(step)
             skipped = ()
         if step is None:
             hint = "; ".join(skipped) or "the folder holds no checkpoint"
@@ -209,9 +208,9 @@ class Checkpoints:
         """The host's state of a checkpoint without its arrays; arguments and errors as in `restore`."""
         self.wait()
         step = self.latest_step() if step is None else step
-        reason = "there is none" if step is None else self._problem(step)
-        if step is None or reason is not None:
-            raise CheckpointError(f"no whole checkpoint {step or ''} in {self.directory}: {reason}")
+        if step is None:
+            raise CheckpointError(f"there is no whole checkpoint in {self.directory}")
+        self._require_whole(step)
         found = self._open().restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))
         return dict(found["host"])
 
@@ -274,12 +273,18 @@ class Checkpoints:
         """Why a step is not whole; a step that was found whole once is not read again."""
         if step in self._whole:
             return None
-        if step not in manifest.steps(self.directory):
-            return "there is no such step"
         reason = manifest.problem(self.directory / str(step))
         if reason is None:
             self._whole.add(step)
         return reason
+
+    def _require_whole(self, step: int) -> None:
+        steps = manifest.steps(self.directory)
+        if step not in steps:
+            there = f"there are: {', '.join(map(str, steps))}" if steps else "there are none at all"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}; {there}")
+        if (reason := self._problem(step)) is not None:
+            raise CheckpointError(f"step {step} in {self.directory} is incomplete: {reason}; choose another step")
 
     def _newest(self) -> tuple[int | None, tuple[str, ...]]:
         """The newest whole step, and what is wrong with those after it."""

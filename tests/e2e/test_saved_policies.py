@@ -92,6 +92,24 @@ def test_the_best_checkpoint_can_be_exported(straight: Path, command: Command, t
     assert json.loads((tmp_path / "best" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_checkpoints_that_are_not_there(straight: Path, command: Command, tmp_path: Path) -> None:
+    for start in (["evaluate"], ["export", "--to", tmp_path / "to"]):
+        error = command.run(*start, straight / "checkpoints" / "51", status=1).error
+        assert f"there is no checkpoint of step 51 in {straight / 'checkpoints'}; there are: 3, 6" in error
+    command.run("export", straight / "final", "--to", tmp_path / "copy")
+    for path in (straight / "checkpoints" / "3", straight / "final"):
+        error = command.run("export", path, "--best", "--to", tmp_path / "to", status=1).error
+        assert f"--best chooses among the checkpoints of a run: give its folder, {path} is none" in error
+    run = shutil.copytree(straight, tmp_path / "run")
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"metric": None}))
+    error = command.run("export", run, "--best", "--to", tmp_path / "to", status=1).error
+    assert f"no checkpoint in {run / 'checkpoints'} was ranked by eval/success (checkpoint.best_metric)" in error
+    assert "the newest, without --best, is that of step 6" in error
+    assert "env.eval_episodes" in error
+    assert not (tmp_path / "to").exists()
+
+
 def test_a_finished_run_is_left_alone(straight: Path, command: Command) -> None:
     def files() -> dict[Path, tuple[int, bytes]]:
         return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in straight.rglob("*") if p.is_file()}

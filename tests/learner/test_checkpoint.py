@@ -250,8 +250,13 @@ def test_nothing_whole_is_an_error_that_lists_what_is_wrong(tmp_path):
     damage(largest_file(tmp_path / "1"))
     with pytest.raises(CheckpointError, match=r"nothing to resume from .*step 1 is incomplete"):
         Checkpoints(tmp_path).restore(abstract(new_state()))
-    with pytest.raises(CheckpointError, match="there is no such step"):
-        Checkpoints(tmp_path).restore(abstract(new_state()), 7)
+    for restore in (lambda c: c.restore(abstract(new_state()), 7), lambda c: c.restore_host(7)):
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 7 in .*; there are none at all"):
+            restore(Checkpoints(tmp_path / "none", read_only=True))
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 7 in .*; there are: 1$"):
+            restore(Checkpoints(tmp_path))
+    with pytest.raises(CheckpointError, match="there is no whole checkpoint in"):
+        Checkpoints(tmp_path).restore_host()
 
 
 def test_an_existing_step_is_refused_and_newer_ones_can_be_discarded(tmp_path):
