@@ -57,6 +57,11 @@ class RunLog:
         """Writes a row and keeps it for `show`; a step may have several."""
         self._shown |= self.metrics.log(step, values, phase=phase)
 
+    def begin(self, part: str, total: int, step: int) -> None:
+        """Shows that a part of the run begins, with `step` of its `total` steps done; what was before is not shown."""
+        self.progress.start(part, total, step)
+        self._shown = {}
+
     def show(self, step: int) -> None:
         """Shows what was written since the last call."""
         self.progress.update(step, self._shown)

@@ -153,7 +153,7 @@ class Trainer:
             return
         self.phase = await self.device.submit(make_warm_start, self.config, self.policy, self.mesh)
         self.step = await self._begin(self.phase, self.policy.folder)
-        self.log.progress.start("warm start", steps, self.step)
+        self.log.begin("warm start", steps, self.step)
         prepared = self._prepare_imitation(self.step)
         updates: list[tuple[int, Any, float]] = []
         began = time.monotonic()
@@ -225,7 +225,7 @@ class Trainer:
             self.before = first.metrics if first else {}
         elif self._evaluation_is_due() and self.evaluated != self.step:
             await self._evaluate()  # the run was stopped during this one
-        self.log.progress.start("train", config.env.total_steps, self.step)
+        self.log.begin("train", config.env.total_steps, self.step)
         self.log.lag.take()  # what compiling held up is no step's
         while self.step < config.env.total_steps:
             await self._step()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import IO
 
 from rich.console import Console
@@ -20,6 +22,8 @@ COLUMNS = {
     "eval": ("eval/success",),
 }
 """Heading -> the metrics that may stand under it; the first one that is there does."""
+RECENT = 20
+"""Updates of the display from which the time left is estimated."""
 
 
 class Progress:
@@ -49,14 +53,17 @@ class Progress:
         self._every = every_s
         self._live: Live | None = None
         self._phase, self._total, self._step = "", 0, 0
-        self._began, self._first, self._printed = 0.0, 0, float("-inf")
+        self._last: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._printed = float("-inf")
         self._values: dict[str, float] = {}
         self._note = ""
 
     def start(self, phase: str, total: int, step: int = 0) -> None:
         """Begins a phase of `total` steps of which `step` are done."""
-        self._phase, self._total, self._step, self._first = phase, total, step, step
-        self._began, self._printed = self._now(), float("-inf")
+        self._phase, self._total, self._step = phase, total, step
+        self._last, self._printed = None, float("-inf")
+        self._recent.clear()
         self._values, self._note = {}, ""
         if self._mode == "live" and self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
@@ -65,6 +72,7 @@ class Progress:
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, with their metrics; earlier ones stay until they are replaced."""
+        self._measure(step)
         self._step = step
         self._values.update(values)
         self._note = ""
@@ -95,9 +103,18 @@ class Progress:
         return "  ".join(cells + ([self._note] if self._note else []))
 
     def seconds_left(self) -> float | None:
-        """Time until the phase ends at the speed so far (s); None before its first step."""
-        done = self._step - self._first
-        return (self._now() - self._began) / done * (self._total - self._step) if done > 0 else None
+        """Time until the phase ends at the median speed of late (s).
+
+        None until two updates came: the steps of the first one compiled what all others use.
+        """
+        return median(self._recent) * (self._total - self._step) if self._recent else None
+
+    def _measure(self, step: int) -> None:
+        """Takes the time per step since the last update."""
+        now, done = self._now(), step - self._step
+        if self._last is not None and done > 0:
+            self._recent.append((now - self._last) / done)
+        self._last = now
 
     def _cells(self) -> list[tuple[str, str]]:
         cells = []

@@ -40,6 +40,7 @@ def test_every_kind_is_there_and_finite(straight: Path) -> None:
             assert name in ("phase", "step") or describe(name)
 
 
+
 def test_shares_are_shares(straight: Path) -> None:
     for row in train_rows(straight):
         for name, value in row.items():
@@ -91,5 +92,9 @@ def test_progress_is_shown(straight: Path) -> None:
     [line] = [line for line in printed.splitlines() if line.startswith("train 6/6")]
     for word in ("reward", "success", "KL", "tok/s", "left"):
         assert word in line
+    first, *later = [line for line in printed.splitlines() if line.startswith("train ")]
+    assert "left" not in first, "it has compiled"
+    assert all("left" in line for line in later)
+    assert ["eval" in line for line in (first, *later)] == [False, False, True, True, True, True], "each third step"
     assert "4 held-out tasks" in printed
     assert f"metrics: {straight}/metrics.jsonl" in printed

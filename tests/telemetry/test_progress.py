@@ -25,27 +25,43 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch):
     out, now = io.StringIO(), Time()
     progress = Progress(file=out, now=now)
     progress.start("train", 10)
-    for step in (1, 2):
-        now.s += 6
+    for step, seconds in (1, 60), (2, 6):
+        now.s += seconds
         progress.update(step, STEP)
     progress.note("not shown")
     progress.print("a warning [with brackets]")
     progress.close()
     assert out.getvalue().splitlines() == [
-        "train 1/10  reward 0.500  success 0.250  KL 0.012  tok/s 7,100  left 54s",
+        "train 1/10  reward 0.500  success 0.250  KL 0.012  tok/s 7,100",
         "train 2/10  reward 0.500  success 0.250  KL 0.012  tok/s 7,100  left 48s",
         "a warning [with brackets]",
     ]
 
 
-def test_time_left_counts_from_where_a_resumed_run_began():
+def test_time_left_is_that_of_the_steps_of_late():
     now = Time()
     progress = Progress("none", now=now)
     progress.start("train", 100, step=50)
     assert progress.seconds_left() is None
-    now.s = 20
+    now.s = 500  # compiles
     progress.update(52, {})
-    assert progress.seconds_left() == 480
+    assert progress.seconds_left() is None
+    now.s += 20
+    progress.update(54, {})  # several steps at once, as in a warm start
+    assert progress.seconds_left() == 46 * 10
+    for step, seconds in (55, 10), (56, 300), (57, 10):  # one of them evaluates
+        now.s += seconds
+        progress.update(step, {})
+    assert progress.seconds_left() == 43 * 10
+    for step in range(58, 90):
+        now.s += 2
+        progress.update(step, {})
+    assert progress.seconds_left() == 11 * 2, "the slow ones are long ago"
+    now.s += 1000
+    progress.start("train", 10)
+    assert progress.seconds_left() is None
+    progress.update(1, {})
+    assert progress.seconds_left() is None
 
 
 def test_lines_may_be_rarer_but_the_last_one_comes():
