@@ -74,15 +74,18 @@ class TerminalTest(Environment):
         ]
 
 
-async def _read(ctx: Any, path: str) -> str | None:
-    """Text of a file in the sandbox; None if there is no such regular file, or it is too large to be an answer."""
+async def _read(ctx: Any, path: str, *, links: bool = False) -> str | None:
+    """Text of a file in the sandbox; None if there is no such regular file, or it is too large to be an answer.
+
+    A link is none either (unless `links`): whoever gives a file a second name has copied nothing.
+    """
     try:
-        return str(await ctx.read_file(path, READ_LIMIT_BYTES))
+        return str(await ctx.read_file(path, READ_LIMIT_BYTES, links=links))
     except OSError:
         return None
 
 
 async def _side_conditions(ctx: Any, item: Item) -> bool:
     kept = item["must_exist"] is None or await _read(ctx, item["must_exist"]) is not None
-    gone = item["must_not_exist"] is None or await _read(ctx, item["must_not_exist"]) is None
+    gone = item["must_not_exist"] is None or await _read(ctx, item["must_not_exist"], links=True) is None
     return kept and gone

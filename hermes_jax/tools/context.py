@@ -54,13 +54,17 @@ class ToolContext:
         sandbox = await self._ready()
         return await sandbox.run(command, limit, self.output_limit_bytes)
 
-    async def read_bytes(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """Content of a regular file. Raises OSError (FileNotFoundError, ...; EFBIG if it is longer)."""
-        return await (await self._ready()).read_file(path, limit_bytes)
+    async def read_bytes(self, path: str, limit_bytes: int = 1 << 20, *, links: bool = True) -> bytes:
+        """Content of a regular file, which may not be a link if `links` is false.
 
-    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> str:
-        """Text of a regular file, invalid UTF-8 replaced. Raises as `read_bytes`."""
-        return (await self.read_bytes(path, limit_bytes)).decode("utf-8", errors="replace")
+        Raises:
+            OSError (FileNotFoundError, ...; EFBIG if it is longer; ELOOP or EMLINK for a symbolic or hard link).
+        """
+        return await (await self._ready()).read_file(path, limit_bytes, links=links)
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20, *, links: bool = True) -> str:
+        """Text of a regular file, invalid UTF-8 replaced. Arguments and errors as in `read_bytes`."""
+        return (await self.read_bytes(path, limit_bytes, links=links)).decode("utf-8", errors="replace")
 
     async def write_file(self, path: str, content: str | bytes) -> None:
         """Writes a file, its directories too. Raises OSError (ENOSPC if the workspace is full, ...)."""

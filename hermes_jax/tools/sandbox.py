@@ -102,13 +102,17 @@ class Sandbox:
             ended=reason if reason in ("processes", "memory", "interrupted") else "",
         )
 
-    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20, *, links: bool = True) -> bytes:
         """Reads a regular file; the path is resolved inside the sandbox, relative to the workspace.
+
+        Args:
+            links: false = a link is an error, a symbolic one (ELOOP; folders of the path may be some) and a hard one
+                (EMLINK).
 
         Raises:
             OSError (FileNotFoundError, IsADirectoryError, ... by errno; EFBIG beyond `limit_bytes`).
         """
-        words, payload = await self._ask(f"read {limit_bytes}", _path(path))
+        words, payload = await self._ask(f"read {limit_bytes} {'links' if links else '-'}", _path(path))
         _raise_for(words, payload, path)
         return payload
 

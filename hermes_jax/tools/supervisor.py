@@ -131,7 +131,7 @@ class Supervisor:
             if words[0] == "run":
                 return self.run(payload, float(words[1]), int(words[2]))
             if words[0] == "read":
-                return encode(b"data", read_file(payload, int(words[1])))
+                return encode(b"data", read_file(payload, int(words[1]), words[2] == "links"))
             if words[0] == "write":
                 write_file(*payload.split(b"\0", 1))
                 return encode(b"ok")
@@ -344,10 +344,12 @@ def exit_code_of(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def read_file(path: bytes, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def read_file(path: bytes, limit: int, links: bool) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
     with open(fd, "rb", buffering=0) as file:
         require_regular(fd)
+        if not links and os.fstat(fd).st_nlink > 1:
+            raise OSError(errno.EMLINK, "a hard link: the file has other names")
         content = bytearray()
         while len(content) <= limit:
             part = file.read(min(1 << 20, limit + 1 - len(content)))

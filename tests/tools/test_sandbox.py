@@ -259,6 +259,26 @@ def test_files_are_opened_with_care(server: WorkerServer) -> None:
     inside(server, work)
 
 
+def test_links_can_be_refused(server: WorkerServer) -> None:
+    async def work(sandbox: Sandbox) -> None:
+        await sandbox.run("mkdir d; echo x > d/file; ln -s d e; ln -s d/file symbolic; echo y > one; ln one hard", 20)
+        for path in ("d/file", "e/file"):
+            assert await sandbox.read_file(path, links=False) == b"x\n"
+        for path, content, number in (
+            ("symbolic", b"x\n", errno.ELOOP),
+            ("hard", b"y\n", errno.EMLINK),
+            ("one", b"y\n", errno.EMLINK),
+        ):
+            assert await sandbox.read_file(path) == content
+            with pytest.raises(OSError, match=path) as error:
+                await sandbox.read_file(path, links=False)
+            assert error.value.errno == number
+        await sandbox.run("rm hard", 20)
+        assert await sandbox.read_file("one", links=False) == b"y\n"
+
+    inside(server, work)
+
+
 @pytest.mark.parametrize("levels", [3, 1900, 2100, 100_000])
 def test_a_path_of_any_depth_is_a_file_or_an_oserror(server: WorkerServer, levels: int) -> None:
     """Never a failure of the sandbox: a policy could end its episode as nobody's fault with that."""
