@@ -31,9 +31,6 @@ from hermes_jax.tools.worker import WorkerServer
 TOOLS_PLACEHOLDER = "{tools}"
 """In `env.system_prompt` this stands for the tools and how to call them: for chat templates that don't show tools."""
 
-NOTES_CHARS = 200
-"""Room for what a tool adds to an output that was cut: that it was, how much is left out, how the command ended."""
-
 
 @dataclass(frozen=True, eq=False)
 class Players:
@@ -71,7 +68,7 @@ class Players:
                 context_limit=self.config.model.context_length,
                 episode_timeout_s=env.episode_timeout,
                 tool_timeout_s=env.terminal_timeout + 5.0,  # the sandbox's own deadline comes first
-                tool_output_limit_chars=env.tool_output_limit + NOTES_CHARS,
+                tool_output_limit_bytes=env.tool_output_limit,
             ),
             temperature=temperature,
             forbidden_ids=frozenset(np.flatnonzero(self.policy.banned).tolist()),

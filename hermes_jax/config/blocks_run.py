@@ -70,7 +70,11 @@ class EnvConfig(Block):
         600.0, "Deadline of one episode, waiting for the engine included (Hermes: worker_timeout).", "s", gt=0
     )
     tool_output_limit: int = option(
-        8192, "Longest tool result shown to the policy; more is cut, saying so (Hermes: 100000).", "bytes", ge=64
+        8192,
+        "Longest tool result shown to the policy, in UTF-8; of more it sees head and tail and how much was left out "
+        "(Hermes: 100000).",
+        "bytes",
+        ge=64,
     )
     tool_call_parser: str = option("hermes", "Format in which the policy writes tool calls.")
     reward_timeout: float = option(60.0, "Deadline of the reward function for one episode.", "s", gt=0)

@@ -24,7 +24,7 @@ class EpisodeLimits:
         context_limit: tokens of prompt and reply together.
         episode_timeout_s: one deadline for everything: preparing the sandbox, waiting for the engine, tools.
         tool_timeout_s: deadline of one tool call; the episode goes on after it.
-        tool_output_limit_chars: so much of a tool result is shown to the model.
+        tool_output_limit_bytes: so much of a tool result (in UTF-8) is shown to the model.
         resume_partial: a reply that the engine broke off is sampled on after the tokens that there are.
         end_on_tool_timeout: a tool call past its deadline ends the episode.
     """
@@ -35,7 +35,7 @@ class EpisodeLimits:
     context_limit: int = 4096
     episode_timeout_s: float = math.inf
     tool_timeout_s: float = math.inf
-    tool_output_limit_chars: int | None = 8192
+    tool_output_limit_bytes: int | None = 8192
     resume_partial: bool = False
     end_on_tool_timeout: bool = False
 

@@ -93,7 +93,7 @@ class _Play:
         self.deadline = agent.clock.now() + agent.limits.episode_timeout_s
         limits = agent.limits
         self.runner = ToolRunner(
-            agent.tools, ctx, agent.clock, limits.tool_timeout_s, limits.tool_output_limit_chars, agent.parser.syntax
+            agent.tools, ctx, agent.clock, limits.tool_timeout_s, limits.tool_output_limit_bytes, agent.parser.syntax
         )
         codec = agent.renderer.codec
         self.forbidden = agent.forbidden_ids | placeholder_ids(codec)

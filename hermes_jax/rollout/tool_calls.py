@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from hermes_jax.clock import Clock
 from hermes_jax.rollout.deadline import DeadlinePassed, before
 from hermes_jax.rollout.parsers.base import MalformedCall, ToolCall
-from hermes_jax.tools.sandbox import SandboxError
+from hermes_jax.tools.registry import ToolResult
+from hermes_jax.tools.sandbox import SandboxError, shortened
 from hermes_jax.tools.worker import WorkerServerDied
 
 INFRASTRUCTURE = (SandboxError, WorkerServerDied)
@@ -19,7 +20,7 @@ INFRASTRUCTURE = (SandboxError, WorkerServerDied)
 
 
 class CallableTool(Protocol):
-    """What a tool offers to the agent loop; its result has `content`, `error` and `timed_out`, or is a string."""
+    """What a tool offers to the agent loop; its result is a ToolResult or a string."""
 
     async def call(self, arguments: dict[str, Any], ctx: Any, /) -> Any: ...
 
@@ -46,7 +47,7 @@ class ToolRunner:
         ctx: the episode's ToolContext.
         clock: measures the deadlines.
         timeout_s: deadline of one call.
-        output_limit_chars: so much of a result is shown to the model.
+        output_limit_bytes: so much of a result (in UTF-8) is shown to the model, a mark that it was cut aside.
         syntax: how a call is written, told to a model that got it wrong.
     """
 
@@ -54,7 +55,7 @@ class ToolRunner:
     ctx: Any
     clock: Clock
     timeout_s: float = math.inf
-    output_limit_chars: int | None = None
+    output_limit_bytes: int | None = None
     syntax: str = ""
 
     async def answer(self, entry: ToolCall | MalformedCall, deadline: float = math.inf) -> Answer:
@@ -70,10 +71,9 @@ class ToolRunner:
         tool = self.tools.get(entry.name)
         if tool is None:
             available = ", ".join(sorted(self.tools)) or "none"
-            name = shortened(readable(entry.name), 100)
+            name = shortened(readable(entry.name).encode(), 100)
             return Answer(f"Error: there is no tool named {name!r}. Available tools: {available}", "unknown")
-        answer = await self._run(tool, entry, deadline)
-        return Answer(shortened(readable(answer.content), self.output_limit_chars), answer.failed)
+        return await self._run(tool, entry, deadline)
 
     async def _run(self, tool: CallableTool, call: ToolCall, deadline: float) -> Answer:
         ends = min(deadline, self.clock.now() + self.timeout_s)
@@ -86,20 +86,15 @@ class ToolRunner:
         except INFRASTRUCTURE:
             raise
         except Exception as error:
-            return Answer(f"Error: {call.name} failed: {type(error).__name__}: {error}", "error")
+            result = ToolResult(f"Error: {call.name} failed: {type(error).__name__}: {error}", error=True)
         if isinstance(result, str):
-            return Answer(result)
-        return Answer(result.content, "timeout" if result.timed_out else "error" if result.error else "")
+            result = ToolResult(result)
+        text = readable(result.content)
+        if not result.bounded and self.output_limit_bytes is not None:
+            text = shortened(text.encode(), self.output_limit_bytes)
+        return Answer(text, "timeout" if result.timed_out else "error" if result.error else "")
 
 
 def readable(text: str) -> str:
     """The text as UTF-8 can carry it: halves of surrogate pairs become U+FFFD, all else stays as it is."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def shortened(text: str, limit: int | None) -> str:
-    """The text, or its head and tail around a marker that says how many of its characters were left out."""
-    if limit is None or len(text) <= limit:
-        return text
-    head, tail = limit - limit // 2, limit // 2
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :]}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from hermes_jax.tools.context import ToolContext
 from hermes_jax.tools.registry import Tool, ToolResult
-from hermes_jax.tools.sandbox import head_and_tail
+from hermes_jax.tools.sandbox import shortened
 
 _READ_LIMIT_BYTES = 16 << 20
 
@@ -17,10 +17,7 @@ async def _read_file(arguments: dict[str, Any], context: ToolContext) -> ToolRes
         content = await context.read_bytes(path, _READ_LIMIT_BYTES)
     except OSError as error:
         return ToolResult(f"Error: cannot read {path}: {error.strerror}", error=True)
-    half = context.output_limit_bytes // 2
-    if len(content) <= 2 * half:
-        return ToolResult(head_and_tail(content, b"", 0) or "(empty file)")
-    return ToolResult(head_and_tail(content[:half], content[len(content) - half :], len(content) - 2 * half))
+    return ToolResult(shortened(content, context.output_limit_bytes) or "(empty file)", bounded=True)
 
 
 async def _write_file(arguments: dict[str, Any], context: ToolContext) -> ToolResult:

@@ -21,11 +21,13 @@ class ToolResult:
         content: text of the tool message.
         error: the call failed (wrong arguments, no such file, timeout); an exit code is no error.
         timed_out: a deadline ended it.
+        bounded: the tool has cut the text itself where it was longer than the context's `output_limit_bytes`.
     """
 
     content: str
     error: bool = False
     timed_out: bool = False
+    bounded: bool = False
 
 
 ToolFunction = Callable[[dict[str, Any], "ToolContext"], Awaitable["ToolResult | str"]]

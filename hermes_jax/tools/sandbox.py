@@ -19,6 +19,7 @@ __all__ = [
     "SandboxSettings",
     "check_backend",
     "head_and_tail",
+    "shortened",
 ]
 
 _DAY_S = 86400.0
@@ -166,6 +167,15 @@ def head_and_tail(head: bytes, tail: bytes, omitted: int) -> str:
     cut_from_tail = next((at for at, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
     omitted += cut_from_head + cut_from_tail
     return f"{start}\n[... {omitted} bytes left out ...]\n{_text(tail[cut_from_tail:])}"
+
+
+def shortened(content: bytes, limit_bytes: int) -> str:
+    """Text of so many bytes at most: all of the content, or its head and its tail as in `head_and_tail`."""
+    omitted = len(content) - limit_bytes
+    if omitted <= 0:
+        return _text(content)
+    middle = limit_bytes // 2
+    return head_and_tail(content[:middle], content[middle + omitted :], omitted)
 
 
 def _text(content: bytes) -> str:

@@ -18,7 +18,8 @@ _ENDED = {
 async def _terminal(arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     limit = min(arguments.get("timeout", context.terminal_timeout_s), context.terminal_timeout_s)
     result = await context.terminal(arguments["command"], limit)
-    return ToolResult(describe(result, limit), error=result.exit_code is None, timed_out=result.timed_out)
+    text, failed = describe(result, limit), result.exit_code is None
+    return ToolResult(text, error=failed, timed_out=result.timed_out, bounded=True)
 
 
 def describe(result: CommandResult, timeout_s: float) -> str:

@@ -15,7 +15,8 @@ from hermes_jax.rollout.agent_loop import run_episode
 from hermes_jax.rollout.chat import ChatRenderer
 from hermes_jax.rollout.deadline import DeadlinePassed, before
 from hermes_jax.rollout.parsers import get_parser
-from hermes_jax.rollout.tool_calls import readable, shortened
+from hermes_jax.rollout.tool_calls import readable
+from hermes_jax.tools.registry import ToolResult
 from hermes_jax.tools.sandbox import SandboxError
 from tests.rollout.fakes import FakeClock, Reply, ScriptedEngine
 from tests.rollout.test_chat import CHATML
@@ -141,19 +142,47 @@ def test_a_long_unknown_name_is_shortened():
     assert len(episode.messages[2]["content"]) < 300
 
 
-def test_tool_output_is_bounded_and_readable():
+@pytest.mark.parametrize("fails", [False, True])
+def test_tool_output_is_bounded_and_readable(fails):
     async def flood(arguments, ctx):
-        return "a" * 500_000 + "\ud83e" + "z" * 500_000
+        text = "a" * 500_000 + "\ud83e" + "z" * 500_000
+        if fails:
+            raise ValueError(text)
+        return text
 
-    episode, _ = play([say(call("flood")), say("ok")], {"flood": flood}, limits={"tool_output_limit_chars": 100})
+    episode, _ = play([say(call("flood")), say("ok")], {"flood": flood}, limits={"tool_output_limit_bytes": 100})
+    begin = "Error: flood failed: ValueError: " if fails else ""
     content = episode.messages[2]["content"]
-    assert content == "a" * 50 + "\n[... 999901 characters left out ...]\n" + "z" * 50
+    omitted = 1_000_003 + len(begin) - 100  # U+FFFD has three bytes
+    assert content == (begin + "a" * 50)[:50] + f"\n[... {omitted} bytes left out ...]\n" + "z" * 50
 
 
-def test_shortened_and_readable():
-    assert shortened("abc", 3) == shortened("abc", None) == "abc"
-    assert shortened("abcdef", 3) == "ab\n[... 3 characters left out ...]\nf"
-    assert shortened("abcdef", 0) == "\n[... 6 characters left out ...]\n"
+def test_a_tool_that_keeps_the_limit_itself_is_not_cut_again():
+    async def bounded(arguments, ctx):
+        return ToolResult("x" * 200, bounded=True)
+
+    limits = {"tool_output_limit_bytes": 100}
+    episode, _ = play([say(call("bounded")), say("ok")], {"bounded": bounded}, limits=limits)
+    assert episode.messages[2]["content"] == "x" * 200
+
+
+@pytest.mark.parametrize("limit", range(100, 113))
+def test_the_limit_of_a_tool_result_is_in_bytes_and_cuts_no_character(limit):
+    text = "aü€🦀" * 30  # 1, 2, 3 and 4 bytes: 300 in all
+
+    async def long(arguments, ctx):
+        return text
+
+    episode, _ = play([say(call("long")), say("ok")], {"long": long}, limits={"tool_output_limit_bytes": limit})
+    head, mark, tail = episode.messages[2]["content"].split("\n")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    shown = len((head + tail).encode())
+    assert limit - 6 <= shown <= limit
+    assert mark == f"[... {300 - shown} bytes left out ...]"
+
+
+def test_readable():
     assert readable("x\ud83ey\ud83e\udd80\x00\u2028") == "x\ufffdy\U0001f980\x00\u2028"
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from hermes_jax.tools.sandbox import Sandbox, SandboxError, SandboxSettings, head_and_tail
+from hermes_jax.tools.sandbox import Sandbox, SandboxError, SandboxSettings, head_and_tail, shortened
 from hermes_jax.tools.worker import WorkerServer
 from tests.tools.processes import alive, below, with_marker
 
@@ -407,6 +407,12 @@ def test_head_and_tail_keep_whole_characters() -> None:
         shown = head_and_tail(data[:cut], data[cut + 5 :], 5)
         assert "�" not in shown
         assert f"\n[... {30 - 3 * shown.count('€')} bytes left out ...]\n" in shown
+
+
+def test_shortened_keeps_the_limit() -> None:
+    assert shortened(b"abc", 3) == "abc"
+    assert shortened(b"abcdef", 3) == "a\n[... 3 bytes left out ...]\nef"
+    assert shortened(b"abcdef", 0) == "\n[... 6 bytes left out ...]\n"
 
 
 def test_start_does_not_need_a_virtual_environment() -> None:

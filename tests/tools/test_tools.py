@@ -68,7 +68,8 @@ def test_timeouts_say_so_and_obey_the_environments_limit(server: WorkerServer) -
         ("terminal", {"command": "sleep 50", "timeout": 40}),
         terminal_timeout_s=1,
     )
-    assert asked == ToolResult("begun\n(timed out after 0.5 s; all processes were killed)", error=True, timed_out=True)
+    text = "begun\n(timed out after 0.5 s; all processes were killed)"
+    assert asked == ToolResult(text, error=True, timed_out=True, bounded=True)
     assert limited.content == "(timed out after 1 s; all processes were killed)"
 
 
@@ -83,6 +84,26 @@ def test_long_output_and_files_keep_head_and_tail(server: WorkerServer) -> None:
     assert flood.content.endswith("99999\n100000")
     assert "[... 588795 bytes left out ...]" in flood.content
     assert file.content == flood.content + "\n"
+
+
+@pytest.mark.parametrize("limit", range(100, 113))
+def test_the_limit_is_in_bytes_and_cuts_no_character(server: WorkerServer, limit: int) -> None:
+    text = "aü€🦀" * 30  # 1, 2, 3 and 4 bytes: 300 in all
+    show, read = calls(
+        server,
+        ("terminal", {"command": f"printf %s '{text}' | tee f; false"}),
+        ("read_file", {"path": "f"}),
+        output_limit_bytes=limit,
+    )
+    assert show.content == read.content + "\n(exit code 1)"
+    assert show.bounded
+    assert read.bounded
+    head, omitted, tail = read.content.split("\n")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    shown = len((head + tail).encode())
+    assert limit - 6 <= shown <= limit
+    assert omitted == f"[... {300 - shown} bytes left out ...]"
 
 
 def test_arguments_are_checked_and_never_converted(server: WorkerServer) -> None:
