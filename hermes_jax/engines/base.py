@@ -63,7 +63,7 @@ class TokenEngine(Protocol):
         ...
 
     async def publish(self, params: Any, version: int) -> None:
-        """Replaces the weights; later replies carry `version`."""
+        """Replaces the weights; later replies carry `version`, which must be above all earlier ones."""
         ...
 
     async def close(self) -> None:

@@ -96,6 +96,7 @@ class JaxEngine:
         self._device = device_thread
         self._table = SlotTable(slots, chunk)
         self._metrics = EngineMetrics()
+        self._version = version
         self._publications: list[_Publication] = []
         self._complete: deque[tuple[asyncio.Future[Completion], Completion]] = deque()
         self._driver: asyncio.Task[None] | None = None
@@ -147,8 +148,15 @@ class JaxEngine:
 
         Raises:
             EngineError: the engine is closed, or the weights don't fit on the device or into the model.
+            ValueError: `version` is not above all earlier ones.
         """
         self._check_open("publish")
+        newest = self._publications[-1].version if self._publications else self._version
+        if version <= newest:
+            raise ValueError(
+                f"weights {version} can't follow weights {newest}: a version says which weights sampled a token, so "
+                f"each publication needs a higher one; publish them as {newest + 1} or later"
+            )
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._publications.append(_Publication(params, version, done))
         self._wake()
@@ -283,6 +291,7 @@ class JaxEngine:
             self._table.forget()
             try:
                 await self._device.submit(runner.publish, publication.params, publication.version)
+                self._version = publication.version
             except Exception as error:
                 _fail(publication.done, EngineError(f"weights {publication.version} could not be published: {error}"))
             if not publication.done.done():

@@ -1,6 +1,7 @@
 """What the embedded engine promises beyond bitwise replies: ends of replies, publication, failures, fairness."""
 
 import asyncio
+import itertools
 import time
 
 import jax
@@ -34,6 +35,9 @@ def device():
         yield device
 
 
+VERSIONS = itertools.count(100, 100)
+
+
 @pytest.fixture(scope="module")
 def engine(device):
     engine = make_engine(device, CONFIG, PARAMS, banned=BANNED)
@@ -49,9 +53,15 @@ def other_engine(device):
 
 
 @pytest.fixture
-def own_engine(other_engine):
-    """For tests that change the weights or break something: starts with PARAMS as version 0."""
-    asyncio.run(other_engine.publish(PARAMS, 0))
+def version():
+    """A version of weights that is above those of earlier tests."""
+    return next(VERSIONS)
+
+
+@pytest.fixture
+def own_engine(other_engine, version):
+    """For tests that change the weights or break something: starts with PARAMS as `version`."""
+    asyncio.run(other_engine.publish(PARAMS, version))
     return other_engine
 
 
@@ -197,7 +207,7 @@ def test_metrics_count(engine):
     assert after.busy_s > before.busy_s
 
 
-def test_publishing_swaps_weights_versions_and_everything_kept(own_engine):
+def test_publishing_swaps_weights_versions_and_everything_kept(own_engine, version):
     engine, other = own_engine, tiny_params(CONFIG, seed=1)
     prompt = tuple(range(20))
     none = np.zeros(61, bool)
@@ -207,19 +217,19 @@ def test_publishing_swaps_weights_versions_and_everything_kept(own_engine):
 
     async def main():
         old = await turn("kept")
-        await engine.publish(other, 7)
+        await engine.publish(other, version + 7)
         return old, await turn("kept"), await turn("fresh")
 
     old, kept, fresh = asyncio.run(main())
-    assert set(old.versions) == {0}
-    assert set(kept.versions) == {7}
+    assert set(old.versions) == {version}
+    assert set(kept.versions) == {version + 7}
     assert kept == fresh
     assert kept.token_ids != old.token_ids
     np.testing.assert_allclose(old.logprobs, expected_logprobs(PARAMS, prompt, old, banned=none), atol=2e-5)
     np.testing.assert_allclose(kept.logprobs, expected_logprobs(other, prompt, kept, banned=none), atol=2e-5)
 
 
-def test_replies_in_flight_end_under_the_old_weights(own_engine):
+def test_replies_in_flight_end_under_the_old_weights(own_engine, version):
     engine, other = own_engine, tiny_params(CONFIG, seed=1)
     before = generate_all(engine, PROMPTS, max_tokens=40)
 
@@ -229,7 +239,7 @@ def test_replies_in_flight_end_under_the_old_weights(own_engine):
         ]
         while engine.metrics().tokens_generated == count:
             await asyncio.sleep(0.001)
-        await engine.publish(other, 1)
+        await engine.publish(other, version + 1)
         assert sum(task.done() for task in asked) >= 5  # those that had a slot
         return await asyncio.gather(*asked)
 
@@ -238,10 +248,10 @@ def test_replies_in_flight_end_under_the_old_weights(own_engine):
     after = generate_all(engine, PROMPTS, max_tokens=40)
     versions = [set(reply.versions) for reply in during.values()]
     assert all(len(v) == 1 for v in versions)
-    assert {0} in versions
-    assert {1} in versions
+    assert {version} in versions
+    assert {version + 1} in versions
     for i, reply in during.items():
-        assert reply == (before[i] if set(reply.versions) == {0} else after[i])
+        assert reply == (before[i] if set(reply.versions) == {version} else after[i])
 
 
 def test_the_engine_owns_its_weights(device):
@@ -264,31 +274,48 @@ def test_the_engine_owns_its_weights(device):
     assert first.token_ids == second.token_ids
 
 
-def test_weights_that_do_not_fit_are_refused_and_good_ones_still_go(own_engine):
+def test_weights_that_do_not_fit_are_refused_and_good_ones_still_go(own_engine, version):
     async def main():
-        with pytest.raises(EngineError, match="weights 3 could not be published"):
-            await own_engine.publish({"layers": ()}, 3)
+        with pytest.raises(EngineError, match=f"weights {version + 3} could not be published"):
+            await own_engine.publish({"layers": ()}, version + 3)
         with pytest.raises(EngineError, match=r"embed.embedding: shape \(62, 32\), .* has \(61, 32\)"):
-            await own_engine.publish(tiny_params(tiny_config(vocab_size=62)), 3)
+            await own_engine.publish(tiny_params(tiny_config(vocab_size=62)), version + 3)
         old = await own_engine.generate((1,), Sampling(max_tokens=2))
-        assert old.versions == (0, 0)
-        await own_engine.publish(PARAMS, 4)
+        assert old.versions == (version, version)
+        await own_engine.publish(PARAMS, version + 3)
         return await own_engine.generate((1,), Sampling(max_tokens=2))
 
-    assert asyncio.run(main()).versions == (4, 4)
+    assert asyncio.run(main()).versions == (version + 3, version + 3)
 
 
-def test_weights_with_nan_fail_the_request_and_say_so(own_engine):
+def test_weights_with_nan_fail_the_request_and_say_so(own_engine, version):
     async def main():
-        await own_engine.publish(jax.tree.map(lambda x: x * jnp.nan, PARAMS), 2)
-        with pytest.raises(EngineError, match=r"'r1'.*not finite under weights 2"):
+        await own_engine.publish(jax.tree.map(lambda x: x * jnp.nan, PARAMS), version + 2)
+        with pytest.raises(EngineError, match=f"'r1'.*not finite under weights {version + 2}"):
             await own_engine.generate((1,), Sampling(max_tokens=2), request_id="r1")
-        await own_engine.publish(PARAMS, 3)
+        await own_engine.publish(PARAMS, version + 3)
         return await own_engine.generate(PROMPTS[0], Sampling(max_tokens=5, seed=0))
 
     reply = asyncio.run(main())
     none = np.zeros(61, bool)
     np.testing.assert_allclose(reply.logprobs, expected_logprobs(PARAMS, PROMPTS[0], reply, banned=none), atol=2e-5)
+
+
+def test_versions_only_go_up(own_engine, version):
+    async def main():
+        for wrong in (version, version - 1, 0):
+            with pytest.raises(
+                ValueError, match=rf"weights {wrong} can't follow weights {version}: .* {version + 1} or later"
+            ):
+                await own_engine.publish(PARAMS, wrong)
+        later = asyncio.ensure_future(own_engine.publish(PARAMS, version + 5))
+        await asyncio.sleep(0)
+        with pytest.raises(ValueError, match=f"can't follow weights {version + 5}"):  # not even there yet
+            await own_engine.publish(PARAMS, version + 4)
+        await later
+        return await own_engine.generate((1,), Sampling(max_tokens=2))
+
+    assert asyncio.run(main()).versions == (version + 5, version + 5)
 
 
 def test_a_failed_device_call_fails_what_is_in_flight_and_not_the_engine(own_engine):

@@ -32,7 +32,7 @@ class Bench:
     """An engine and all that is needed to score what it says.
 
     Args:
-        weights: parameters by version; 0 and 1.
+        weights: two sets of parameters: of the versions 0, 2, 4, ... and of 1, 3, 5, ...
         text: many ids that prompts are cut from.
     """
 
@@ -44,11 +44,17 @@ class Bench:
     width: int
     temperature: float = 1.0
     sound_scorer: Score | None = None
+    version: int = 0
 
     def prompt(self, number: int, length: int) -> Ids:
         """Cuts a prompt of exactly `length` ids; other numbers, other prompts."""
         start = 17 * number % (len(self.text) - length)
         return self.text[start : start + length]
+
+    async def publish(self, which: int) -> None:
+        """Gives the engine one of the two sets of parameters, under the next version that belongs to it."""
+        self.version += 1 if (self.version + 1) % 2 == which else 2
+        await self.engine.publish(self.weights[which], self.version)
 
     def scorer(self) -> Score:
         """The learner's scoring function, compiled anew when it is first called."""
@@ -62,15 +68,15 @@ class Bench:
         for version in sorted({int(v) for t in trajectories for v in t.policy_version[t.mask]}):
             own = [TrainingSequence(t, loss_mask=t.mask & (t.policy_version == version)) for t in trajectories]
             batch, layout = pack(own, Buckets(((1, 4, 2 * self.width),)))
-            logprobs, _ = scorer(self.weights[version], batch)
+            logprobs, _ = scorer(self.weights[version % 2], batch)
             total = [a + b for a, b in zip(total, layout.gather(np.asarray(logprobs)), strict=True)]
         return total
 
     def run(self, scenario: Callable[[Bench], Any]) -> list[Trajectory]:
-        """Plays a scenario from an untrusted cache and version 0."""
+        """Plays a scenario from an untrusted cache and the first set of parameters."""
 
         async def play() -> list[Trajectory]:
-            await self.engine.publish(self.weights[0], 0)
+            await self.publish(0)
             return [talk.trajectory() for talk in await scenario(self)]
 
         fill_cache(self.engine, 1e9)

@@ -101,14 +101,14 @@ async def both_sides_of_a_chunk_edge(bench: Bench) -> list[Conversation]:
 
 
 async def after_a_publication_with_kept_slots(bench: Bench) -> list[Conversation]:
-    """Turn 1 under version 0, turn 2 of the same session under version 1."""
+    """Turn 1 under one version, turn 2 of the same session under the next one, with other weights."""
     conversations = talks(bench, 3, 2 * bench.engine.shapes.chunk + 3, name="published")
     await asyncio.gather(*(talk.turn(seed=i) for i, talk in enumerate(conversations)))
-    await bench.engine.publish(bench.weights[1], 1)
+    await bench.publish(1)
     for talk in conversations:
         talk.tokens += bench.prompt(90, 2)
     await asyncio.gather(*(talk.turn(seed=i) for i, talk in enumerate(conversations)))
-    assert [set(reply.versions) for _, reply in conversations[0].sampled] == [{0}, {1}]
+    assert [set(reply.versions) for _, reply in conversations[0].sampled] == [{bench.version - 1}, {bench.version}]
     return conversations
 
 

@@ -75,7 +75,7 @@ def test_greedy_equals_transformers(bench, smollm2):
     model.generation_config.eos_token_id = None  # 32 tokens each, whatever they are
 
     async def ask():
-        await bench.engine.publish(bench.weights[0], 0)
+        await bench.publish(0)
         asked = [bench.engine.generate(p, Sampling(32, temperature=0.0)) for n in lengths for p in prompts[n]]
         return await asyncio.gather(*asked)
 
