@@ -38,9 +38,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
         made = Path(scratch) / "model"
         convert(fetch(Path(scratch)), made)
-        if to.exists():
-            to.rmdir()  # empty: checked above
-        os.rename(made, to)
+        put(made, to)
     print(f"SmolLM2-135M-Instruct is in {to}")
     return 0
 
@@ -48,6 +46,15 @@ def main() -> int:
 def is_complete(folder: Path) -> bool:
     """The folder appears by one rename, so the presence of its files is enough."""
     return all((folder / name).is_file() for name in FILES)
+
+
+def put(made: Path, to: Path) -> None:
+    """Gives the finished folder its name. That another process may have been faster is no failure."""
+    try:
+        os.rename(made, to)  # replaces an empty folder
+    except OSError:
+        if not is_complete(to):
+            raise
 
 
 def fetch(scratch: Path) -> Path:
