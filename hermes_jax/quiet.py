@@ -9,8 +9,12 @@ from typing import Any
 
 
 def quiet_libraries() -> None:
-    """For commands, before jax is imported: no start-up notes of XLA, no tracebacks beside the error of a full disk."""
+    """For commands, before jax and transformers are imported.
+
+    No start-up notes of XLA, no advice of transformers to install torch, no tracebacks beside the error of a full disk.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it then raises
     sys.unraisablehook = _without_late_writes
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import site
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ import pytest
 
 from hermes_jax.models import forward, head_weight, load_model, logits
 from hermes_jax.telemetry.episodes import ARRAYS, load_episodes
-from tests.e2e.runs import Command, metrics
+from tests.e2e.runs import PROJECT, Command, metrics
 
 
 @pytest.mark.parametrize("what", ["run", "checkpoint", "model"])
@@ -81,6 +84,35 @@ def test_export_loads_in_transformers_with_the_same_logits(straight: Path, comma
             params, config, jnp.asarray(ids[None]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32)
         )
         np.testing.assert_allclose(logits(hidden[0], head_weight(params)), theirs, atol=2e-5)
+
+
+WITHOUT_TORCH = """
+import importlib.util, sys
+sys.path[:0] = sys.argv[1:3]
+assert importlib.util.find_spec("torch") is None
+module = importlib.import_module(sys.argv[3])
+sys.argv[:4] = sys.argv[3:4]
+sys.exit(module.main())
+"""
+
+
+def test_nothing_is_said_about_a_torch_that_nobody_needs(straight: Path, command: Command, tmp_path: Path) -> None:
+    """In an environment that has all packages of this one but torch."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for path in map(Path, dict.fromkeys(site.getsitepackages())):
+        for package in path.iterdir():
+            if package.suffix != ".pth" and not package.name.startswith(("torch", "functorch", "__editable__")):
+                (packages / package.name).symlink_to(package)
+    run = str(tmp_path / "run")
+    for arguments in (
+        ["hermes_jax.train", "--config", "tiny.yaml", f"run_dir={run}", "warm_start.steps=6", "env.total_steps=1"],
+        ["hermes_jax.evaluate", str(straight), "env.eval_episodes=2"],
+        ["hermes_jax.export", str(straight), "--to", str(tmp_path / "exported")],
+    ):
+        driver = [sys.executable, "-S", "-c", WITHOUT_TORCH, str(PROJECT), str(packages), *arguments]
+        done = subprocess.run(driver, cwd=PROJECT, env=command.env, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), arguments[0]
 
 
 def test_the_best_checkpoint_can_be_exported(straight: Path, command: Command, tmp_path: Path) -> None:
