@@ -37,9 +37,27 @@ _TRAIN = {
     "train/response_tokens_max": Metric("tokens", "most sampled tokens of an episode"),
     "train/truncated": Metric("share", "episodes cut by a token limit (outcomes length and context_full)"),
     "train/turns": Metric("turns", "mean number of model turns per episode"),
-    "train/counter/<counter>": Metric("per episode", "mean of an episode's counter (tool_calls, malformed_calls, ...)"),
     "train/trajectories": Metric("trajectories", "token sequences that the step's episodes gave"),
 }
+
+_COUNTERS = {
+    "turns": "model turns",
+    "sampled_tokens": "tokens that the policy sampled",
+    "prompt_tokens": "tokens of the prompts of all turns; each turn's prompt holds the turns before it",
+    "empty_turns": "turns that ended before a single token was sampled",
+    "tool_calls": "calls that reached a tool, whether it succeeded or not",
+    "malformed_calls": "calls that could not be read (bad JSON, wrong form); the policy was told so",
+    "unknown_tools": "calls of a tool that is not offered; the policy was told so",
+    "tool_errors": "calls with wrong arguments or a tool that failed; a command's exit code is no error",
+    "tool_timeouts": "calls that did not end within env.terminal_timeout",
+    "history_rewrites": "turns before which the chat template changed earlier ones, which begins a new trajectory",
+    "resumed_replies": "replies that the engine broke off and that were sampled on from there",
+    "release_failures": "episodes whose place in the engine's cache could not be given back",
+    "reward_missing": "episodes without a reward (the verifier failed or had no opinion)",
+    "verifier_errors": "episodes whose reward function raised, crashed, was too slow or returned no finite number",
+    "verifier_timeouts": "those of them in which it was too slow",
+}
+"""Counters of an episode; the metric is their mean over all episodes of the step."""
 
 _GROUPS = {
     "groups/count": Metric("groups", "tasks of the step"),
@@ -120,7 +138,20 @@ _SPEED = {
     "system/host_memory": Metric("bytes", "largest resident memory of the trainer's process so far"),
     "system/device_memory_peak": Metric("bytes", "largest memory in use on a device so far"),
     "loop_lag_s": Metric("s", "longest time in this step that the event loop was late"),
-    "engine/<counter>": Metric("", "change of an engine's counter in this step (prefill_tokens, decode_steps, ...)"),
+    "engine/tokens_generated": Metric("tokens", "sampled tokens, also of episodes that failed later"),
+    "engine/prompt_tokens": Metric("tokens", "prompts as they were asked for; what was in the cache already included"),
+    "engine/prefill_tokens": Metric("tokens", "the part of the prompts that had to be computed: the rest was cached"),
+    "engine/prefill_tokens_padded": Metric("tokens", "the same with padding to full chunks: what the device computed"),
+    "engine/prefill_calls": Metric("calls", "device calls that computed prompts, one chunk of several slots each"),
+    "engine/prefill_s": Metric("s", "time that the engine waited for these; the device may go on after it"),
+    "engine/copied_slots": Metric(
+        "slots", "slots filled by copying a prompt that another member of the group computed"
+    ),
+    "engine/decode_calls": Metric("calls", "device calls that sampled, each up to openai.decode_steps tokens per slot"),
+    "engine/decode_steps": Metric("steps", "steps inside these: each samples one token for every active slot"),
+    "engine/decode_s": Metric("s", "time of these calls; tokens_generated / decode_s is the speed of sampling alone"),
+    "engine/busy_s": Metric("s", "time with a request in flight; seconds/collect minus this is waiting for tools"),
+    "engine/compilations": Metric("compilations", "functions that the engine compiled; 0 after warm-up"),
     "policy_version": Metric("", "version of the weights that collected the step"),
 }
 
@@ -136,7 +167,12 @@ _WARM_START = {
     "warm_start/padding_share": Metric("share", "cells of the packed batch that hold no token"),
 }
 
-METRICS: Mapping[str, Metric] = _TRAIN | _GROUPS | _EVAL | _UPDATE | _CORRECTION | _SPEED | _WARM_START
+_COUNTED = {
+    **{f"train/counter/{name}": Metric("per episode", meaning) for name, meaning in _COUNTERS.items()},
+    "train/counter/<counter>": Metric("per episode", "mean of another counter that the episodes hold"),
+}
+
+METRICS: Mapping[str, Metric] = _TRAIN | _COUNTED | _GROUPS | _EVAL | _UPDATE | _CORRECTION | _SPEED | _WARM_START
 """Name -> unit and meaning. `<part>` and the like stand for one name of letters, digits, `_`, `-` and `.`."""
 
 _PATTERNS = [

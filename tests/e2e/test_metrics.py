@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hermes_jax.telemetry.episodes import load_episodes
-from hermes_jax.telemetry.metrics import describe
+from hermes_jax.telemetry.metrics import METRICS, describe
 from tests.e2e.runs import metrics, rows
 
 EVERY_STEP = """
@@ -38,7 +38,7 @@ def test_every_kind_is_there_and_finite(straight: Path) -> None:
         for name, value in row.items():
             assert name in ("phase", "step") or (value is not None and math.isfinite(value)), name
             assert name in ("phase", "step") or describe(name)
-
+            assert name in METRICS or not name.startswith("train/counter/"), "each is explained"
 
 
 def test_shares_are_shares(straight: Path) -> None:

@@ -56,6 +56,15 @@ def test_an_undocumented_name_is_an_error(name, near):
     assert "telemetry/metrics.py" in str(caught.value)
 
 
+def test_what_the_engine_counts_is_explained_one_by_one():
+    from dataclasses import fields
+
+    from hermes_jax.engines.metrics import EngineMetrics
+
+    ours = {f"engine/{field.name}" for field in fields(EngineMetrics)}
+    assert {name for name in METRICS if name.startswith("engine/")} == ours
+
+
 @pytest.mark.parametrize("kl", [None, "k3"])
 def test_every_metric_of_the_real_update_is_documented(kl):
     import jax
