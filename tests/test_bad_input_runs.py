@@ -102,7 +102,8 @@ def test_nothing_can_be_used(
 
 def test_tools_that_misbehave(command: Command, warm_policy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    more = ("env.groups_per_step=4", "env.terminal_timeout=1", "env.tool_output_limit=64", "model.context_length=192")
+    context = ("model.context_length=192", "learner.row_widths=[192]")
+    more = ("env.groups_per_step=4", "env.terminal_timeout=1", "env.tool_output_limit=64", *context)
     command.train(*broken(warm_policy, run, "tools", *more), PICK_SLEEP=f"633.{os.getpid()}")
     assert not with_marker(f"sleep\000633.{os.getpid()}")
     im_end = json.loads((warm_policy / "tokenizer.json").read_text())["added_tokens"][2]
