@@ -30,7 +30,7 @@ from hermes_jax.models import (
     stop_ids,
 )
 from hermes_jax.models.folder import stored_tensors
-from hermes_jax.objectives import ObjectiveSpec
+from hermes_jax.objectives import Correction, ObjectiveSpec
 from hermes_jax.rollout.codec import as_codec, placeholder_ids
 from hermes_jax.run_folder import RunFolder
 
@@ -146,21 +146,37 @@ def forward_options(config: Config, policy: Policy) -> ForwardOptions:
     )
 
 
-def grpo_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
-    """The objective and optimizer of the `grpo` and `optimizer` blocks."""
+def objective_spec(config: Config) -> ObjectiveSpec:
+    """What the `grpo` block minimises."""
     grpo = config.grpo
-    clips = grpo.objective == "clip"
-    spec = ObjectiveSpec(
+    clips = grpo.objective not in ("reinforce", "sapo")
+    return ObjectiveSpec(
         objective=grpo.objective,
         clip_low=grpo.clip_low if clips else None,
         clip_high=grpo.clip_high if clips else None,
         dual_clip=grpo.dual_clip,
+        tau_pos=grpo.tau_pos,
+        tau_neg=grpo.tau_neg,
         log_ratio_clamp=grpo.log_ratio_clamp,
         aggregation=grpo.aggregation,
         max_tokens=config.model.context_length if grpo.aggregation == "constant" else None,
         kl=grpo.kl_kind if grpo.beta else None,
         beta=grpo.beta,
+        entropy_coef=grpo.entropy_coef,
+        correction=_correction(config),
     )
+
+
+def _correction(config: Config) -> Correction | None:
+    mode, low, high = config.grpo.correction, config.grpo.correction_low, config.grpo.correction_high
+    if mode == "none":
+        return None
+    return Correction(mode, max=high) if "truncate" in mode else Correction(mode, low=low, high=high)
+
+
+def grpo_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
+    """The objective and optimizer of the `grpo` and `optimizer` blocks."""
+    grpo, spec = config.grpo, objective_spec(config)
     updates = config.env.total_steps * grpo.iterations_per_batch * grpo.mini_batches
     optimizer = make_optimizer(_optimizer_config(config.optimizer, updates))
     options = forward_options(config, policy)

@@ -11,7 +11,7 @@ from hermes_jax.assembly import Policy, expected_sequences, packing_buckets, tra
 from hermes_jax.config import Config, ConfigError
 from hermes_jax.data.packing import PackedBatch, pack, pack_parts, split_by_group
 from hermes_jax.data.trajectory import Episode, Group, Outcome
-from hermes_jax.learner.signal import Signal, imitation_signal, make_signal
+from hermes_jax.learner.signal import Overlong, Signal, imitation_signal, make_signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,7 @@ def training_batches(groups: Sequence[Group], config: Config, policy: Policy, me
         method=grpo.advantage,
         outcome_policy={outcome: getattr(grpo.outcome_policy, outcome) for outcome in Outcome},
         penalised_reward=grpo.penalised_reward,
+        overlong=_overlong(config),
     )
     sequences = signal.sequences
     if not sequences:
@@ -61,6 +62,14 @@ def training_batches(groups: Sequence[Group], config: Config, policy: Policy, me
         "batch/trained_tokens": sum(int(batch.loss_mask.sum()) for batch, _ in packed),
     }
     return Batches([batch for batch, _ in packed], signal, metrics)
+
+
+def _overlong(config: Config) -> Overlong | None:
+    """The soft punishment, if the config has one; it sees to it that there is a limit."""
+    limit, grpo = config.env.max_episode_tokens, config.grpo
+    if limit is None or grpo.overlong_cache is None:
+        return None
+    return Overlong(limit, grpo.overlong_cache, grpo.overlong_penalty)
 
 
 def imitation_batch(

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from hermes_jax.config.fields import Block, Counts, option
+from hermes_jax.config.presets import PresetName
 
 OutcomeRule = Literal["keep", "mask", "penalise", "drop"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -16,7 +17,8 @@ class OutcomePolicy(Block):
     """What each outcome of an episode does to training.
 
     keep = trains as it is. mask = counts in its group's statistics, carries no loss. penalise = its reward is replaced
-    by grpo.penalised_reward. drop = neither in the statistics nor in the loss.
+    by grpo.penalised_reward. drop = neither in the statistics nor in the loss. DAPO's overlong filtering is mask for
+    length and context_full.
     """
 
     completed: OutcomeRule = option("keep", "The policy gave a final answer.")
@@ -32,22 +34,37 @@ class OutcomePolicy(Block):
 
 
 class GRPOConfig(Block):
-    """The objective: signal, ratio, clip, KL and aggregation."""
+    """The objective: signal, ratio, clip, correction, KL and aggregation. A preset names a whole one."""
 
+    preset: PresetName | None = option(
+        None, "Objective by name: stands for the values listed at the end of this help; keys beside it win."
+    )
     temperature: float = option(0.7, "Sampling temperature of training episodes; divides all log-probs.", gt=0)
     iterations_per_batch: int = option(4, "Passes over the episodes of one step.", "passes", ge=1)
     mini_batches: int = option(1, "Optimizer updates per pass; groups are never split.", "updates", ge=1)
-    objective: Literal["clip", "reinforce"] = option(
-        "clip", "Per-token loss: clip = PPO's clipped surrogate, reinforce = -advantage * log-prob."
+    objective: Literal["clip", "gspo", "gspo_token", "cispo", "sapo", "reinforce"] = option(
+        "clip",
+        "Per-token loss: clip = PPO's clipped surrogate, gspo = the same with the sequence's ratio (gspo_token: its "
+        "gradient through the own token only), cispo = clipped ratio as a weight, sapo = soft gate, reinforce = "
+        "-advantage * log-prob.",
     )
-    clip_low: float = option(0.2, "The ratio is clipped below at 1 - clip_low (Hermes: epsilon_clip).", ge=0, lt=1)
-    clip_high: float = option(0.2, "The ratio is clipped above at 1 + clip_high (Hermes: epsilon_clip_upper).", ge=0)
+    clip_low: float | None = option(
+        0.2, "The ratio is clipped below at 1 - clip_low (Hermes: epsilon_clip); null = no bound.", ge=0, lt=1
+    )
+    clip_high: float | None = option(
+        0.2, "The ratio is clipped above at 1 + clip_high (Hermes: epsilon_clip_upper); null = no bound.", ge=0
+    )
     dual_clip: float | None = option(
-        None, "For negative advantages the ratio counts at most this much; null = off.", gt=1
+        None,
+        "For negative advantages the ratio counts at most this much (also known as two-sided clipping with delta); "
+        "null = off.",
+        gt=1,
     )
     log_ratio_clamp: float | None = option(
         20.0, "Log ratios are clamped to +- this before exp; null = never.", "nats", gt=0
     )
+    tau_pos: float = option(1.0, "Temperature of sapo's gate for tokens with positive advantage.", gt=0)
+    tau_neg: float = option(1.05, "Temperature of sapo's gate for tokens with negative advantage.", gt=0)
     use_liger_loss: bool = option(
         True, "Log-probs from hidden states in chunks, so that no [tokens, vocabulary] array exists; false = one chunk."
     )
@@ -56,13 +73,44 @@ class GRPOConfig(Block):
     kl_kind: Literal["k1", "k2", "k3"] = option(
         "k3", "Estimator of the KL term. Gradients: k2 = reverse KL, k3 = forward KL, k1 = none on average."
     )
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus; 0 = none.", ge=0)
+    correction: Literal[
+        "none",
+        "token_truncate",
+        "token_mask",
+        "sequence_truncate_product",
+        "sequence_truncate_geometric",
+        "sequence_mask_product",
+        "sequence_mask_geometric",
+    ] = option(
+        "none",
+        "Weights for the difference between engine and learner: exp(learner - engine) of the token, or of the sequence "
+        "(sum or mean of its tokens), truncated at correction_high or 0 outside correction_low to correction_high.",
+    )
+    correction_low: float | None = option(0.5, "Weights below this become 0; null = no bound.", ge=0)
+    correction_high: float | None = option(
+        2.0, "Weights above this are truncated to it, or become 0; null = no bound.", gt=0
+    )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = option(
         "token_mean",
         "How per-token losses become one number; constant divides by sequences * model.context_length.",
     )
-    advantage: Literal["group_mean_std", "group_mean", "leave_one_out"] = option(
-        "group_mean_std", "How the rewards of a group become advantages."
+    advantage: Literal[
+        "group_mean_std", "group_mean", "leave_one_out", "group_mean_batch_std", "batch_norm", "group_mean_batch_norm"
+    ] = option(
+        "group_mean_std",
+        "How rewards become advantages: R minus the group's mean, divided by the standard deviation of the group or of "
+        "the step (batch_std); R minus the mean of the other members; R normalised over the step, without or with the "
+        "group's mean taken off first (batch_norm).",
     )
+    overlong_cache: int | None = option(
+        None,
+        "DAPO's soft punishment: over the last so many tokens before env.max_episode_tokens the reward falls linearly "
+        "by overlong_penalty; null = off.",
+        "tokens",
+        ge=0,
+    )
+    overlong_penalty: float = option(1.0, "What an episode of full length loses of its reward.", gt=0)
     max_skipped_steps: int = option(
         5, "So many updates in a row skipped for non-finite gradients stop the run.", "updates", ge=1
     )

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from hermes_jax.config import overrides as cli
 from hermes_jax.config.blocks_run import ModelConfig
 from hermes_jax.config.fields import Block, block_type, bounds_in_words, type_in_words
+from hermes_jax.config.presets import PRESETS
 from hermes_jax.config.rules import ALIASES, GONE, set_by_user, unused
 from hermes_jax.config.schema import Config
 from hermes_jax.config.yaml_text import ConfigError, Key, read_file
@@ -67,8 +68,8 @@ def _build(layers: Sequence[Layer]) -> Config:
     places: dict[Key, str] = {}
     layer_of: dict[str, int] = {}
     problems: list[str] = []
-    for number, layer in enumerate(layers):
-        tree, tree_places = _canonical(*layer, problems)
+    canonical = [_canonical(*layer, problems) for layer in layers]
+    for number, (tree, tree_places) in enumerate(part for layer in canonical for part in _without_preset(*layer)):
         problems.extend(_unknown(tree, Config, (), tree_places))
         _merge(merged, tree)
         places.update(tree_places)
@@ -137,6 +138,17 @@ def _canonical(tree: dict[str, Any], places: dict[Key, str], problems: list[str]
         _put(tree, target, value)
         places[target] = where
     return tree, places
+
+
+def _without_preset(tree: dict[str, Any], places: dict[Key, str]) -> Iterator[Layer]:
+    """A layer with a preset as two: the preset's values, then the layer's own, which win."""
+    path = ("grpo", "preset")
+    values = PRESETS.get(str(_get(tree, path)))
+    if values is not None:
+        where = places.pop(path, "argument")
+        _take(tree, path)
+        yield {"grpo": dict(values)}, {("grpo", name): where for name in values}
+    yield tree, places
 
 
 _ABSENT = object()

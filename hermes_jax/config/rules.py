@@ -68,10 +68,46 @@ USES: tuple[Use, ...] = (
         "grpo.use_liger_loss is false, so there is one chunk",
     ),
     Use(
-        ("grpo.clip_low", "grpo.clip_high", "grpo.dual_clip", "grpo.log_ratio_clamp"),
-        lambda c: c.grpo.objective == "clip",
+        ("grpo.log_ratio_clamp",),
+        lambda c: c.grpo.objective != "reinforce",
         ("grpo.objective",),
         "grpo.objective is reinforce, which has no ratio",
+    ),
+    Use(
+        ("grpo.clip_low", "grpo.clip_high"),
+        lambda c: c.grpo.objective not in ("reinforce", "sapo"),
+        ("grpo.objective",),
+        "grpo.objective is reinforce or sapo, and no ratio is clipped",
+    ),
+    Use(
+        ("grpo.dual_clip",),
+        lambda c: c.grpo.objective == "clip",
+        ("grpo.objective",),
+        "grpo.objective is not clip, and no ratio is clipped twice",
+    ),
+    Use(
+        ("grpo.tau_pos", "grpo.tau_neg"),
+        lambda c: c.grpo.objective == "sapo",
+        ("grpo.objective",),
+        "grpo.objective is not sapo, so there is no gate",
+    ),
+    Use(
+        ("grpo.correction_low",),
+        lambda c: "mask" in c.grpo.correction,
+        ("grpo.correction",),
+        "grpo.correction does not mask, so there is no lower bound",
+    ),
+    Use(
+        ("grpo.correction_high",),
+        lambda c: c.grpo.correction != "none",
+        ("grpo.correction",),
+        "grpo.correction is none",
+    ),
+    Use(
+        ("grpo.overlong_penalty",),
+        lambda c: c.grpo.overlong_cache is not None,
+        ("grpo.overlong_cache",),
+        "grpo.overlong_cache is null, so no length is punished",
     ),
     Use(
         ("grpo.penalised_reward",),

@@ -79,19 +79,16 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
             "a reply has to fit in the context together with its prompt; lower env.max_token_length",
         ),
         (
-            env.group_size < 2,
+            env.group_size < 2 and grpo.advantage != "batch_norm",
             f"env.group_size is {env.group_size}, but grpo.advantage: {grpo.advantage} compares episodes of one task; "
-            "set env.group_size to 2 or more",
+            "set env.group_size to 2 or more, or grpo.advantage to batch_norm",
         ),
         (
             grpo.mini_batches > env.groups_per_step,
             f"grpo.mini_batches ({grpo.mini_batches}) exceeds env.groups_per_step ({env.groups_per_step}): "
             "a group is never split; lower grpo.mini_batches",
         ),
-        (
-            grpo.dual_clip is not None and grpo.dual_clip < 1 + grpo.clip_high,
-            f"grpo.dual_clip ({grpo.dual_clip}) must be at least 1 + grpo.clip_high ({1 + grpo.clip_high})",
-        ),
+        *_objective_conflicts(config),
         (
             not widths or list(widths) != sorted(set(widths)) or widths[0] < 1,
             f"learner.row_widths must be ascending and positive, got {list(widths)}",
@@ -121,4 +118,30 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
             f"warm_start.schedule: {warm.schedule}; lower it",
         ),
         (mesh.data == 0, "mesh.data is 0: use -1 for all devices that are left, or a positive number"),
+    ]
+
+
+def _objective_conflicts(config: Config) -> list[tuple[bool, str]]:
+    """The same for the objective."""
+    env, grpo = config.env, config.grpo
+    most = env.max_episode_tokens
+    low, high = grpo.correction_low, grpo.correction_high
+    return [
+        (
+            grpo.dual_clip is not None and grpo.clip_high is not None and grpo.dual_clip < 1 + grpo.clip_high,
+            f"grpo.dual_clip ({grpo.dual_clip}) must be at least 1 + grpo.clip_high ({1 + (grpo.clip_high or 0)})",
+        ),
+        (
+            "mask" in grpo.correction and low is not None and high is not None and low > high,
+            f"grpo.correction_low ({low}) lies above grpo.correction_high ({high}): no token would be trained",
+        ),
+        (
+            grpo.overlong_cache is not None and most is None,
+            "grpo.overlong_cache punishes lengths near env.max_episode_tokens, which is null: set it, or set "
+            "grpo.overlong_cache to null",
+        ),
+        (
+            grpo.overlong_cache is not None and most is not None and grpo.overlong_cache > most,
+            f"grpo.overlong_cache ({grpo.overlong_cache}) exceeds env.max_episode_tokens ({most}); lower it",
+        ),
     ]

@@ -6,11 +6,14 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from hermes_jax.config.fields import Block, block_type, bounds_in_words, type_in_words, unit_of
+from hermes_jax.config.presets import PRESETS
 from hermes_jax.config.rules import ALIASES, Use, unused
 from hermes_jax.config.schema import Config
 from hermes_jax.config.yaml_text import write_value
 
 SECRET = "openai.api_key"
+_END = "...\n"
+"""What YAML writes after a single value."""
 
 
 def dump(config: Config) -> str:
@@ -49,6 +52,10 @@ def help_config() -> str:
     parts += _help(Config, "")
     parts += ["Other names (Hermes' documentation):"]
     parts += [f"  {alias} = {name}" for alias, name in ALIASES.items()]
+    parts += ["", "Presets (grpo.preset) and the values of the grpo block that they stand for:"]
+    for name, values in PRESETS.items():
+        meant = ", ".join(f"{key}: {write_value(value).removesuffix(_END).strip()}" for key, value in values.items())
+        parts.append(textwrap.fill(f"{name} = {meant}", 110, initial_indent="  ", subsequent_indent="      "))
     return "\n".join(parts) + "\n"
 
 
@@ -57,7 +64,7 @@ def _help(block: type[Block], prefix: str) -> Iterator[str]:
         if block_type(field) is None:
             bounds, unit = bounds_in_words(field), unit_of(field)
             words = type_in_words(field.annotation) + (f", {bounds}" if bounds else "") + (f" [{unit}]" if unit else "")
-            default = write_value(_plain(field.default)).removesuffix("...\n").strip()
+            default = write_value(_plain(field.default)).removesuffix(_END).strip()
             yield f"{prefix}{name}: {words}; default {default}"
             yield textwrap.fill(field.description or "", 110, initial_indent="    ", subsequent_indent="    ")
     yield ""

@@ -9,7 +9,28 @@ import numpy as np
 
 from hermes_jax.data.packing import TrainingSequence
 from hermes_jax.data.trajectory import Episode, Group, Outcome
-from hermes_jax.objectives import group_advantages
+from hermes_jax.objectives import group_advantages, soft_overlong_penalty
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's soft punishment of episodes that near their limit of sampled tokens.
+
+    Args:
+        max_tokens: the limit.
+        cache: so many tokens before it the punishment begins.
+        penalty: reward lost at the limit.
+    """
+
+    max_tokens: int
+    cache: int
+    penalty: float = 1.0
+
+    def __call__(self, episode: Episode) -> float:
+        """What is added to the episode's reward; never above 0."""
+        lengths = [episode.n_sampled]
+        penalty = soft_overlong_penalty(lengths, max_len=self.max_tokens, cache=self.cache, factor=self.penalty)
+        return float(penalty[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +51,12 @@ class Signal:
 
 
 def make_signal(
-    groups: Sequence[Group], *, method: str, outcome_policy: Mapping[Outcome, str], penalised_reward: float
+    groups: Sequence[Group],
+    *,
+    method: str,
+    outcome_policy: Mapping[Outcome, str],
+    penalised_reward: float,
+    overlong: Overlong | None = None,
 ) -> Signal:
     """Advantages per episode within its group, and the loss mask of each trajectory.
 
@@ -42,9 +68,10 @@ def make_signal(
         method: one of `objectives.ADVANTAGE_METHODS`.
         outcome_policy: what each outcome does to training.
         penalised_reward: reward of penalised episodes.
+        overlong: lowers the rewards of long episodes (not of penalised ones); None = off.
     """
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group.episodes]
-    rewards = [_counted_reward(episode, outcome_policy, penalised_reward) for _, episode in episodes]
+    rewards = [_counted_reward(episode, outcome_policy, penalised_reward, overlong) for _, episode in episodes]
     result = group_advantages(rewards, [number for number, _ in episodes], method=method)
     sequences = [
         sequence
@@ -60,14 +87,18 @@ def imitation_signal(episodes: Sequence[Episode]) -> list[TrainingSequence]:
     return [sequence for number, episode in enumerate(episodes) for sequence in _sequences(episode, number, 1.0)]
 
 
-def _counted_reward(episode: Episode, policy: Mapping[Outcome, str], penalised: float) -> float | None:
+def _counted_reward(
+    episode: Episode, policy: Mapping[Outcome, str], penalised: float, overlong: Overlong | None
+) -> float | None:
     match policy[episode.outcome]:
         case "drop":
             return None
         case "penalise":
             return penalised
         case _:
-            return episode.reward
+            if episode.reward is None or overlong is None:
+                return episode.reward
+            return episode.reward + overlong(episode)
 
 
 def _sequences(episode: Episode, group: int, advantage: float) -> list[TrainingSequence]:

@@ -25,6 +25,7 @@ from hermes_jax.learner.state import TrainState, state_shardings
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.transformer import abstract_params
 from hermes_jax.objectives.aggregation import Denominators, count_denominators
+from hermes_jax.objectives.correction import effective_sample_size
 from hermes_jax.objectives.kl import kl_penalty
 from hermes_jax.objectives.metrics import Metrics, finish_metrics, masked_mean
 from hermes_jax.objectives.objective import PolicyBatch, policy_objective
@@ -123,7 +124,8 @@ def make_gradient(
             return jax.lax.with_sharding_constraint(total, shardings), value
 
         grads, (losses, metrics) = jax.lax.scan(add, start, batch)
-        return jnp.sum(losses), grads, finish_metrics(metrics) | _counts(denominators)
+        finished = finish_metrics(metrics)
+        return jnp.sum(losses), grads, finished | effective_sample_size(finished) | _counts(denominators)
 
     return gradient
 

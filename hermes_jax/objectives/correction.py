@@ -16,6 +16,7 @@ clipped ratio instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,11 +122,23 @@ def weight_metrics(rollout: RolloutWeights, loss_mask: Bool[Array, "*rows width"
         means={
             "correction/affected_frac": masked_mean(rollout.affected, loss_mask),
             "correction/weight_mean": masked_mean(rollout.weights, loss_mask),
+            "correction/weight_square_mean": masked_mean(rollout.weights**2, loss_mask),
         },
         sums={},
         minima={"correction/weight_min": masked_min(rollout.weights, loss_mask)},
         maxima={"correction/weight_max": masked_max(rollout.weights, loss_mask)},
     )
+
+
+def effective_sample_size(finished: Mapping[str, Float[Array, ""]]) -> dict[str, Float[Array, ""]]:
+    """Kish's `(sum w)^2 / (n sum w^2)` of the finished `weight_metrics`: the share of the tokens that still counts.
+
+    1 for equal weights, near 0 where a few tokens carry the update, 0 where every weight is 0; none without weights.
+    """
+    if "correction/weight_mean" not in finished:
+        return {}
+    mean, square = finished["correction/weight_mean"], finished["correction/weight_square_mean"]
+    return {"correction/effective_sample_size": jnp.where(square > 0, mean**2 / jnp.where(square > 0, square, 1), 0.0)}
 
 
 def mismatch_metrics(

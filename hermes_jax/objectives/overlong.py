@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+from collections.abc import Sequence
+
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
 def soft_overlong_penalty(
-    lengths: Int[Array, " sequence"], *, max_len: int, cache: int, factor: float = 1.0
-) -> Float[Array, " sequence"]:
-    """Penalty for answers that near the length limit (arXiv:2503.14476, eq. 13).
+    lengths: Sequence[int] | Int[np.ndarray, " sequence"], *, max_len: int, cache: int, factor: float = 1.0
+) -> Float[np.ndarray, " sequence"]:
+    """Penalty for answers that near the length limit (arXiv:2503.14476, eq. 13); on the host, in float64.
 
     0 up to `max_len - cache` generated tokens, then linear down to `-factor` at `max_len`, flat beyond.
     `cache == 0` is a hard step at `max_len`.
@@ -21,10 +23,10 @@ def soft_overlong_penalty(
     """
     if not 0 <= cache <= max_len:
         raise ValueError(f"cache must lie in [0, max_len={max_len}] tokens, got {cache}")
-    excess = jnp.asarray(lengths) - (max_len - cache)
+    excess = np.asarray(lengths, np.float64) - (max_len - cache)
     if cache == 0:
-        return jnp.where(excess > 0, -factor, 0.0)
-    return -factor * jnp.clip(excess / cache, 0.0, 1.0)
+        return np.where(excess > 0, -factor, 0.0)
+    return -factor * np.clip(excess / cache, 0.0, 1.0)
 
 
 def drop_truncated(

@@ -116,6 +116,11 @@ _CORRECTION = {
     "correction/mismatch_k3": Metric("nats", "KL of the engine's policy to the learner's, estimator k3"),
     "correction/affected_frac": Metric("share", "trained tokens whose correction weight was truncated or set to 0"),
     "correction/weight_mean": Metric("", "mean correction weight"),
+    "correction/weight_square_mean": Metric("", "mean square of the correction weights"),
+    "correction/effective_sample_size": Metric(
+        "share",
+        "(sum w)^2 / (n sum w^2) of the correction weights w: the share of the trained tokens that still counts",
+    ),
     "correction/weight_min": Metric("", "smallest correction weight"),
     "correction/weight_max": Metric("", "largest correction weight"),
 }

@@ -16,9 +16,12 @@ from hermes_jax.objectives import (
     Surrogate,
     aggregate,
     count_denominators,
+    effective_sample_size,
     finish_metrics,
+    merge_metrics,
     policy_objective,
     rollout_weights,
+    weight_metrics,
 )
 
 TWO = Denominators(jnp.float32(2), jnp.float32(1))
@@ -220,6 +223,26 @@ def test_an_unbounded_correction_stays_finite(mode):
     assert np.isfinite(result.weights).all()
     assert result.weights[0, 2] == (1.0 if mode.startswith("token") else result.weights[0, 0])
     assert not result.affected.any()
+
+
+def test_the_effective_sample_size_is_that_of_all_micro_batches_together():
+    rng = np.random.default_rng(0)
+    old, rollout = rng.normal(-2, 0.5, (2, 3, 7)), rng.normal(-2, 0.5, (2, 3, 7))
+    mask = rng.random((2, 3, 7)) < 0.7
+    correction = Correction("token_mask", low=0.5, high=2.0)
+    parts = [
+        weight_metrics(rollout_weights(*(jnp.asarray(x) for x in (o, r, m, np.ones_like(m, int))), correction), m)
+        for o, r, m in zip(old, rollout, mask, strict=True)
+    ]
+    ratio = np.exp(old - rollout)[mask]
+    weights = np.where((ratio >= 0.5) & (ratio <= 2.0), ratio, 0.0)
+    want = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+    got = effective_sample_size(finish_metrics(merge_metrics(*parts)))["correction/effective_sample_size"]
+    assert 0.3 < want < 0.95, "the case is no trivial one"
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    nothing = {"correction/weight_mean": jnp.zeros(()), "correction/weight_square_mean": jnp.zeros(())}
+    assert effective_sample_size(nothing) == {"correction/effective_sample_size": 0.0}
+    assert effective_sample_size({}) == {}
 
 
 def test_weights_carry_no_gradient():
