@@ -150,6 +150,7 @@ def objective_spec(config: Config) -> ObjectiveSpec:
     """What the `grpo` block minimises."""
     grpo = config.grpo
     clips = grpo.objective not in ("reinforce", "sapo")
+    in_loss = grpo.beta > 0 and grpo.kl_in == "loss"
     return ObjectiveSpec(
         objective=grpo.objective,
         clip_low=grpo.clip_low if clips else None,
@@ -160,11 +161,32 @@ def objective_spec(config: Config) -> ObjectiveSpec:
         log_ratio_clamp=grpo.log_ratio_clamp,
         aggregation=grpo.aggregation,
         max_tokens=config.model.context_length if grpo.aggregation == "constant" else None,
-        kl=grpo.kl_kind if grpo.beta else None,
-        beta=grpo.beta,
+        kl=grpo.kl_kind if in_loss else None,
+        beta=grpo.beta if in_loss else 0.0,
         entropy_coef=grpo.entropy_coef,
         correction=_correction(config),
     )
+
+
+def objective_lines(config: Config, spec: ObjectiveSpec) -> list[str]:
+    """The effective objective in one formula, rewards and advantages included; then what is hardly meant in it."""
+    grpo, reward, notes = config.grpo, "R", list(spec.warnings())
+    if grpo.overlong_cache is not None and config.env.max_episode_tokens is not None:
+        start = config.env.max_episode_tokens - grpo.overlong_cache
+        reward += f" - {grpo.overlong_penalty:g} * overlong(tokens, {start}..{config.env.max_episode_tokens})"
+    if grpo.beta and grpo.kl_in == "reward":
+        reward += f" - {grpo.beta:g} * sum {grpo.kl_kind}(old - ref)"
+        if grpo.kl_kind != "k1":
+            notes.append(
+                f"grpo.kl_kind {grpo.kl_kind} in the reward: its gradient is not that of the KL; use k1, or "
+                "grpo.kl_in: loss"
+            )
+        if grpo.advantage == "group_mean_std":
+            notes.append(
+                "grpo.advantage group_mean_std with the KL in the reward: in a group of otherwise equal rewards the KL "
+                "alone is scaled up to a standard deviation of 1; use leave_one_out or group_mean_batch_norm"
+            )
+    return [f"objective: {spec.formula()}; A = {grpo.advantage}({reward})", *notes]
 
 
 def _correction(config: Config) -> Correction | None:

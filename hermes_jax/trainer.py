@@ -16,13 +16,14 @@ from hermes_jax.assembly import (
     expected_sequences,
     grpo_phase,
     load_function,
+    objective_lines,
     open_engine,
     open_mesh,
     open_policy,
     training_buckets,
 )
 from hermes_jax.assembly import warm_start_phase as make_warm_start
-from hermes_jax.batches import imitation_batch, training_batches
+from hermes_jax.batches import Batches, has_kl_in_rewards, imitation_batch, kl_in_rewards, training_batches
 from hermes_jax.config import Config, dump
 from hermes_jax.data.packing import PackedBatch
 from hermes_jax.data.trajectory import Episode, Group
@@ -218,7 +219,7 @@ class Trainer:
         shapes = training_buckets(config, self.policy, self.mesh, expected_sequences(config)).shapes
         if len(shapes) > 1 and self.step < config.env.total_steps:  # else the second one would come as a surprise
             await self.device.submit(self.learning.prepare, self.phase, shapes)
-        for line in (f"objective: {self.phase.spec.formula()}", *self.phase.spec.warnings()):
+        for line in objective_lines(config, self.phase.spec):
             self.log.progress.print(line)
         if self.before is None:
             first = await self._evaluate()
@@ -242,7 +243,7 @@ class Trainer:
         with seconds("pack"):
             packed = await asyncio.to_thread(training_batches, groups, config, self.policy, self.mesh)
         with self.stop.waits_for(f"the update of step {self.step + 1}"):
-            updated = await self._learn(packed.batches, seconds)
+            packed, updated = await self._learn(packed, groups, seconds)
             self.step += 1
         with seconds("publish"):
             assert self.learning.state is not None
@@ -263,18 +264,23 @@ class Trainer:
         await self._after_update(groups, packed.signal, seconds, began)
         await self.device.submit(self.learning.check_skipped)
 
-    async def _learn(self, batches: Sequence[PackedBatch], seconds: Stopwatch) -> Mapping[str, float]:
-        """The passes over a step's batches; their metrics."""
+    async def _learn(
+        self, packed: Batches, groups: Sequence[Group], seconds: Stopwatch
+    ) -> tuple[Batches, Mapping[str, float]]:
+        """The passes over a step's batches: what was trained on, and the updates' metrics."""
         assert self.phase is not None
-        if not batches:
-            return {}
+        if not packed.batches:
+            return packed, {}
         with seconds("score"):
-            scored = await self.device.submit(self.learning.score_batches, batches)
+            scored = await self.device.submit(self.learning.score_batches, packed.batches)
+        if has_kl_in_rewards(self.config):
+            with seconds("pack"):
+                packed, scored = await asyncio.to_thread(kl_in_rewards, packed, scored, groups, self.config)
         with seconds("checkpoint"):
             await self.device.submit(self.saving.wait_for_arrays)
         with seconds("update"):
             passes = self.config.grpo.iterations_per_batch
-            return await self.device.submit(self.learning.train, self.phase, scored, passes)
+            return packed, await self.device.submit(self.learning.train, self.phase, scored, passes)
 
     async def _after_update(self, groups: list[Group], signal: Signal, seconds: Stopwatch, began: float) -> None:
         """What a step does besides learning: its episodes, an evaluation, a checkpoint."""

@@ -339,6 +339,7 @@ def test_missing_file_and_wrong_encoding(tmp_path):
     ("overrides", "why"),
     [
         (["grpo.kl_kind=k3"], "grpo.beta is 0"),
+        (["grpo.kl_in=reward"], "grpo.beta is 0"),
         (["grpo.use_liger_loss=false", "grpo.head_chunk=64"], "grpo.use_liger_loss is false"),
         (["grpo.objective=reinforce", "grpo.clip_low=0.2"], "no ratio"),
         (["grpo.objective=reinforce", "grpo.epsilon_clip=0.2"], "no ratio"),

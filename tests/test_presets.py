@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from hermes_jax import config as cfg
-from hermes_jax.assembly import objective_spec
+from hermes_jax.assembly import objective_lines, objective_spec
 from hermes_jax.config.presets import PRESETS, PresetName
 from tests.test_config import error_of, write
 
@@ -23,16 +23,16 @@ FORMULAS = {
     "rloo": "sequence_sum[-A lp]",
     "reinforce++": "token_mean[-min(r A, clip(r, 0.8, 1.2) A)]" + R,
 }
+WITH_KL = {"rloo": "R - 0.03 * sum k1(old - ref)", "reinforce++": "R - 0.01 * sum k1(old - ref)"}
 ADVANTAGES = {"dr_grpo": "group_mean", "rloo": "leave_one_out", "reinforce++": "batch_norm"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_formula_and_the_advantage_of_a_preset(name):
     config = cfg.load(overrides=[f"grpo.preset={name}"])
-    spec = objective_spec(config)
-    assert spec.formula() == f"loss = {FORMULAS[name]}"
-    assert spec.warnings() == ()
-    assert config.grpo.advantage == ADVANTAGES.get(name, "group_mean_std")
+    advantage = f"{ADVANTAGES.get(name, 'group_mean_std')}({WITH_KL.get(name, 'R')})"
+    lines = objective_lines(config, objective_spec(config))
+    assert lines == [f"objective: loss = {FORMULAS[name]}; A = {advantage}"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -88,3 +88,13 @@ def test_a_group_of_one_has_a_preset():
     for name in set(PRESETS) - {"reinforce++"}:
         message = error_of(f"grpo.preset={name}", "env.group_size=1")
         assert f"grpo.advantage: {ADVANTAGES.get(name, 'group_mean_std')} compares episodes" in message
+
+
+def test_rewards_are_part_of_the_printed_objective_and_doubtful_ones_are_pointed_out():
+    kl = ["grpo.beta=0.1", "grpo.kl_in=reward", "grpo.kl_kind=k2"]
+    config = cfg.load(overrides=[*kl, "env.max_episode_tokens=100", "grpo.overlong_cache=20"])
+    formula, kind, scaled = objective_lines(config, objective_spec(config))
+    assert formula.endswith("; A = group_mean_std(R - 1 * overlong(tokens, 80..100) - 0.1 * sum k2(old - ref))")
+    assert "+ 0.1" not in formula, "not in the loss as well"
+    assert "use k1" in kind
+    assert "use leave_one_out" in scaled

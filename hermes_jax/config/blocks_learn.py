@@ -70,8 +70,13 @@ class GRPOConfig(Block):
     )
     head_chunk: int = option(1024, "Tokens per chunk of the head.", "tokens", ge=1)
     beta: float = option(0.0, "Weight of the KL term to the policy at the start; 0 = no such term.", ge=0)
-    kl_kind: Literal["k1", "k2", "k3"] = option(
-        "k3", "Estimator of the KL term. Gradients: k2 = reverse KL, k3 = forward KL, k1 = none on average."
+    kl_in: Literal["loss", "reward"] = option(
+        "loss", "Where the KL stands: a term of the loss, or taken off each episode's reward before its advantage."
+    )
+    kl_kind: Literal["k1", "k2", "k3", "abs"] = option(
+        "k3",
+        "Estimator of the KL. Gradient in the loss: k2 = reverse KL, k3 = forward KL, abs = total variation, k1 = none "
+        "on average. In the reward: k1 = reverse KL, the others none of a KL.",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus; 0 = none.", ge=0)
     correction: Literal[

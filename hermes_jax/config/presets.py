@@ -8,8 +8,10 @@
 | `gspo` | arXiv:2507.18071: the sequence's ratio, clip 3e-4/4e-4, no KL |
 | `cispo` | MiniMax-M1, arXiv:2506.13585: no lower bound, no KL, mean over all tokens (*) |
 | `sapo` | arXiv:2511.20347: temperatures 1 and 1.05, mean over each answer |
-| `rloo` | arXiv:2402.14740: plain policy gradient of whole answers, so one update per collection |
-| `reinforce++` | arXiv:2501.03262: rewards normalised over the batch, clip 0.2, mean over all tokens |
+| `rloo` | arXiv:2402.14740: plain policy gradient of whole answers, so one update per collection; k1 in the reward, |
+| | 0.03 as for its summaries |
+| `reinforce++` | arXiv:2501.03262: rewards normalised over the batch, clip 0.2, mean over all tokens; k1 in the |
+| | reward, 0.01 as for its general tasks, for the whole episode rather than from each token on |
 
 (*) It tunes the upper bound and names no value. Weights up to 5 are in the range that ScaleRL (arXiv:2510.13786) uses.
 
@@ -37,7 +39,7 @@ _PLAIN: dict[str, Any] = {
 _CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": _PLAIN | _CLIP | {"beta": 0.04, "kl_kind": "k3", "aggregation": "sequence_mean"},
+    "grpo": _PLAIN | _CLIP | {"beta": 0.04, "kl_in": "loss", "kl_kind": "k3", "aggregation": "sequence_mean"},
     "dapo": _PLAIN | {"clip_low": 0.2, "clip_high": 0.28},
     "dr_grpo": _PLAIN | _CLIP | {"advantage": "group_mean", "aggregation": "constant"},
     "gspo": _PLAIN | {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
@@ -45,7 +47,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "sapo": _PLAIN | {"objective": "sapo", "tau_pos": 1.0, "tau_neg": 1.05, "aggregation": "sequence_mean"},
     "rloo": _PLAIN
     | {"objective": "reinforce", "advantage": "leave_one_out", "aggregation": "sequence_sum"}
-    | {"iterations_per_batch": 1, "mini_batches": 1},
-    "reinforce++": _PLAIN | _CLIP | {"advantage": "batch_norm"},
+    | {"iterations_per_batch": 1, "mini_batches": 1}
+    | {"beta": 0.03, "kl_in": "reward", "kl_kind": "k1"},
+    "reinforce++": _PLAIN | _CLIP | {"advantage": "batch_norm"} | {"beta": 0.01, "kl_in": "reward", "kl_kind": "k1"},
 }
 """Preset -> values of the grpo block."""

@@ -60,7 +60,12 @@ class Use:
 
 
 USES: tuple[Use, ...] = (
-    Use(("grpo.kl_kind",), lambda c: c.grpo.beta > 0, ("grpo.beta",), "grpo.beta is 0, so there is no KL term"),
+    Use(
+        ("grpo.kl_kind", "grpo.kl_in"),
+        lambda c: c.grpo.beta > 0,
+        ("grpo.beta",),
+        "grpo.beta is 0, so there is no KL term",
+    ),
     Use(
         ("grpo.head_chunk",),
         lambda c: c.grpo.use_liger_loss,

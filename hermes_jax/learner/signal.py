@@ -38,13 +38,17 @@ class Signal:
     """What a step trains on, and what became of its groups.
 
     Args:
-        sequences: one per trajectory that carries loss.
+        sequences: one per trajectory that carries loss (or is needed for the KL in its group's rewards).
+        episode_of: the episode of each sequence, counted through the groups.
+        trained: whether each sequence carries loss.
         groups_constant: groups without signal because all valid rewards are equal.
         groups_too_few: groups with fewer than two valid rewards.
         advantages: one per episode, in the order of the groups.
     """
 
     sequences: list[TrainingSequence]
+    episode_of: list[int]
+    trained: list[bool]
     groups_constant: int
     groups_too_few: int
     advantages: np.ndarray
@@ -57,6 +61,8 @@ def make_signal(
     outcome_policy: Mapping[Outcome, str],
     penalised_reward: float,
     overlong: Overlong | None = None,
+    with_masked: bool = False,
+    kl_penalties: Sequence[float] | np.ndarray | None = None,
 ) -> Signal:
     """Advantages per episode within its group, and the loss mask of each trajectory.
 
@@ -69,17 +75,29 @@ def make_signal(
         outcome_policy: what each outcome does to training.
         penalised_reward: reward of penalised episodes.
         overlong: lowers the rewards of long episodes (not of penalised ones); None = off.
+        with_masked: give sequences of masked episodes, too; their loss mask is the same, `Signal.trained` says no.
+        kl_penalties: what is taken off each episode's reward, in the order of the groups; None = nothing.
     """
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group.episodes]
     rewards = [_counted_reward(episode, outcome_policy, penalised_reward, overlong) for _, episode in episodes]
+    if kl_penalties is not None:
+        rewards = [r if r is None else r - float(kl) for r, kl in zip(rewards, kl_penalties, strict=True)]
     result = group_advantages(rewards, [number for number, _ in episodes], method=method)
-    sequences = [
-        sequence
-        for (number, episode), advantage, valid in zip(episodes, result.advantages, result.valid, strict=True)
-        if valid and outcome_policy[episode.outcome] != "mask"
-        for sequence in _sequences(episode, number, float(advantage))
+    masked = [outcome_policy[episode.outcome] == "mask" for _, episode in episodes]
+    found = [
+        (sequence, at)
+        for at, (number, episode) in enumerate(episodes)
+        if result.valid[at] and (with_masked or not masked[at])
+        for sequence in _sequences(episode, number, float(result.advantages[at]))
     ]
-    return Signal(sequences, int(result.constant.sum()), int(result.too_few.sum()), result.advantages)
+    return Signal(
+        sequences=[sequence for sequence, _ in found],
+        episode_of=[at for _, at in found],
+        trained=[not masked[at] for _, at in found],
+        groups_constant=int(result.constant.sum()),
+        groups_too_few=int(result.too_few.sum()),
+        advantages=result.advantages,
+    )
 
 
 def imitation_signal(episodes: Sequence[Episode]) -> list[TrainingSequence]:

@@ -17,6 +17,7 @@ from hermes_jax.objectives.kl import (
     kl_estimate,
     kl_in_sequence_rewards,
     kl_in_token_rewards,
+    kl_on_host,
     kl_penalty,
 )
 from hermes_jax.objectives.metrics import Mean, Metrics, finish_metrics, merge_metrics
@@ -67,6 +68,7 @@ __all__ = [
     "kl_estimate",
     "kl_in_sequence_rewards",
     "kl_in_token_rewards",
+    "kl_on_host",
     "kl_penalty",
     "merge_metrics",
     "mismatch_metrics",

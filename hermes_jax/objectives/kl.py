@@ -1,14 +1,23 @@
 """Estimators of KL(policy || reference) from the log-probs of sampled tokens, in the loss and in the reward.
 
 With `d = logprob - ref_logprob`: `k1 = d`, `k2 = d^2 / 2`, `k3 = exp(-d) - 1 + d` (J. Schulman, "Approximating KL
-divergence", 2020), `abs = |d|`. In a reward, k1 is the unbiased choice. In a loss the expected *gradient* counts
-(arXiv:2506.09477): that of k1 is zero (noise without regularisation), that of k2 is the gradient of KL(policy || ref),
-that of k3 the gradient of KL(ref || policy).
+divergence", 2020), `abs = |d|`. Which gradient an estimator has in expectation depends on where it stands
+(arXiv:2506.09477): in a loss it is differentiated, in a reward it is a number that weighs the gradient of the log-prob.
+
+| kind | in the loss: the gradient of | in the reward: the gradient of |
+|---|---|---|
+| `k1` | nothing (noise without a pull) | KL(policy, ref): the one to choose |
+| `k2` | KL(policy, ref) | no KL |
+| `k3` | KL(ref, policy) | KL(policy, ref) - KL(ref, policy) |
+| `abs` | sum of abs(policy - ref), twice the total variation | no KL |
+
+All of this holds on tokens of the policy itself, so in the first pass over a batch.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -75,6 +84,14 @@ def kl_in_sequence_rewards(
     """`R_i - beta * sum_t kl_t`: `rewards` holds each sequence's reward on its tokens, and so does the result."""
     penalty = kl_penalty(old_logprobs, ref_logprobs, loss_mask, kind=kind, clamp=clamp)
     return rewards - beta * segment_totals(penalty, segment_ids)
+
+
+def kl_on_host(log_ratio: Float[np.ndarray, "*shape"], *, kind: str) -> Float[np.ndarray, "*shape"]:
+    """`kl_estimate` in numpy float64, for rewards: these are made on the host, where nothing may wait for a device."""
+    d = np.asarray(log_ratio, np.float64)
+    if kind not in KL_KINDS:
+        raise ValueError(f"unknown KL estimator {kind!r}; choose one of {', '.join(KL_KINDS)}")
+    return {"k1": d, "k2": 0.5 * d * d, "k3": np.expm1(-d) + d, "abs": np.abs(d)}[kind]
 
 
 def _estimate(d: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:

@@ -36,6 +36,7 @@ _TRAIN = {
     "train/response_tokens": Metric("tokens", "mean number of sampled tokens per episode"),
     "train/response_tokens_max": Metric("tokens", "most sampled tokens of an episode"),
     "train/truncated": Metric("share", "episodes cut by a token limit (outcomes length and context_full)"),
+    "train/kl_penalty": Metric("", "mean of what the KL took off the rewards; only with grpo.kl_in: reward"),
     "train/turns": Metric("turns", "mean number of model turns per episode"),
     "train/trajectories": Metric("trajectories", "token sequences that the step's episodes gave"),
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hermes_jax.telemetry.episodes import load_episodes
 from tests.e2e.runs import Command, metrics
 
 SHORT = ("env.total_steps=2", "env.eval_episodes=0", "checkpoint.every_steps=0")
@@ -31,7 +33,8 @@ def test_the_objective_in_force_is_printed_and_its_plain_values_are_kept(correct
     assert (
         "objective: loss = sequence_mean[w * -min(r A, clip(r, 0.9997, 1.0004) A)] - 0.01 * sequence_mean[entropy]; "
         "r = exp(clip(mean(lp - old), +-20)); "
-        "w = (exp(mean(old - rollout)) if exp(mean(old - rollout)) in [0.5, 2] else 0)"
+        "w = (exp(mean(old - rollout)) if exp(mean(old - rollout)) in [0.5, 2] else 0); "
+        "A = group_mean_std(R - 1 * overlong(tokens, 10..80))\n"
     ) in printed
     resolved = (run / "config.yaml").read_text()
     for line in ("preset: null", "objective: gspo", "clip_low: 0.0003", "clip_high: 0.0004", "overlong_cache: 70"):
@@ -46,3 +49,21 @@ def test_engine_and_learner_agree_so_the_correction_changes_next_to_nothing(corr
         entropy = row["update/policy_loss"] - row["update/loss"]
         assert entropy > 0
         assert math.isfinite(row["update/grad_norm"])
+
+
+def test_kl_in_the_reward(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    printed = command.train(f"run_dir={run}", *SHORT, "grpo.preset=rloo", "grpo.beta=0.5", "env.total_steps=3").out
+    assert "objective: loss = sequence_sum[-A lp]; A = leave_one_out(R - 0.5 * sum k1(old - ref))\n" in printed
+    first, *later = steps(run)
+    assert abs(first["train/kl_penalty"]) < 1e-5, "the policy is still its reference"
+    for step, row in enumerate(later, start=2):
+        played = list(load_episodes(run, step=step, kind="train"))
+        plain = np.reshape([episode["reward"] for episode in played], (2, 4))
+        found = np.reshape([episode["advantage"] for episode in played], (2, 4))
+        without = (plain - plain.mean(axis=1, keepdims=True)) * 4 / 3
+        # What is left is the leave-one-out of the penalties: their differences, which sum to 0 in a group.
+        assert 0 < np.abs(found - without).max() < 1
+        np.testing.assert_allclose((found - without).sum(axis=1), 0, atol=1e-9)
+        assert row["train/kl_penalty"] != 0
+        assert "update/kl_loss" not in row, "it stands in one place"

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hermes_jax.objectives import clip_loss, gspo_loss, gspo_token_loss, kl_estimate, sapo_loss
+from hermes_jax.objectives import (
+    clip_loss,
+    gspo_loss,
+    gspo_token_loss,
+    kl_estimate,
+    kl_on_host,
+    reinforce_loss,
+    sapo_loss,
+)
 from hermes_jax.objectives.policy import guard
 
 ADVANTAGES = jnp.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 0.0])
@@ -88,30 +96,66 @@ def test_a_clamped_kl_has_no_slope_even_where_its_exponential_overflows(kind, lo
     assert (abs(value), slope) == (10.0, 0.0)
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_kl_estimators_in_expectation(kind):
+REF = jax.nn.log_softmax(jnp.array([0.3, -1.0, 0.8]))
+LOGITS = jnp.array([1.0, 0.5, -0.7])
+"""A policy over three tokens, and its reference."""
+
+
+def kl(a, b):
+    return jnp.sum(jnp.exp(a) * (a - b))
+
+
+def gradient_of(distance):
+    return jax.grad(lambda x: distance(jax.nn.log_softmax(x)))(LOGITS)
+
+
+REVERSE = gradient_of(lambda p: kl(p, REF))
+FORWARD = gradient_of(lambda p: kl(REF, p))
+VARIATION = gradient_of(lambda p: jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(REF))))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_gradients_of_the_kl_in_the_loss(kind):
     """Exact sums over a small vocabulary: k1 and k3 estimate KL; the gradients are those that the module promises."""
-    ref = jax.nn.log_softmax(jnp.array([0.3, -1.0, 0.8]))
+    policy = jax.nn.log_softmax(LOGITS)
 
-    def kl(a, b):
-        return jnp.sum(jnp.exp(a) * (a - b))
+    def expected(logits):
+        estimate = kl_estimate(jax.nn.log_softmax(logits) - REF, kind=kind)
+        return jnp.sum(jnp.exp(policy) * estimate)
 
-    def expected(logits, sampled_from):
-        logp = jax.nn.log_softmax(logits)
-        return jnp.sum(jnp.exp(sampled_from) * kl_estimate(logp - ref, kind=kind))
+    want = {"k1": jnp.zeros(3), "k2": REVERSE, "k3": FORWARD, "abs": VARIATION}
+    np.testing.assert_allclose(jax.grad(expected)(LOGITS), want[kind], atol=1e-6)
+    if kind in ("k1", "k3"):
+        np.testing.assert_allclose(expected(LOGITS), kl(policy, REF), rtol=1e-5)
 
-    logits = jnp.array([1.0, 0.5, -0.7])
-    policy = jax.nn.log_softmax(logits)
-    gradients = {
-        "k1": jnp.zeros(3),
-        "k2": jax.grad(lambda x: kl(jax.nn.log_softmax(x), ref))(logits),
-        "k3": jax.grad(lambda x: kl(ref, jax.nn.log_softmax(x)))(logits),
-    }
-    np.testing.assert_allclose(jax.grad(expected)(logits, policy), gradients[kind], atol=1e-6)
-    if kind != "k2":
-        np.testing.assert_allclose(expected(logits, policy), kl(policy, ref), rtol=1e-5)
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_gradients_of_the_kl_in_the_reward(kind):
+    """A policy gradient whose advantage is minus the estimate, as a number: what descends on it is `want`."""
+    policy = jax.nn.log_softmax(LOGITS)
+    rewards = -kl_on_host(np.asarray(policy - REF), kind=kind)
+
+    def expected(logits):
+        return jnp.sum(jnp.exp(policy) * reinforce_loss(jax.nn.log_softmax(logits), jnp.asarray(rewards)).loss)
+
+    found = jax.grad(expected)(LOGITS)
+    if kind in ("k1", "k3"):
+        np.testing.assert_allclose(found, {"k1": REVERSE, "k3": REVERSE - FORWARD}[kind], atol=1e-6)
+    else:
+        distance = min(np.abs(found - other).max() for other in (REVERSE, FORWARD, VARIATION))
+        assert distance > 0.05, "it is the gradient of none of these"
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_the_estimators_on_the_host_are_the_same(kind):
+    d = np.linspace(-3, 3, 13)
+    want = {"k1": d, "k2": d**2 / 2, "k3": np.exp(-d) - 1 + d, "abs": np.abs(d)}[kind]
+    np.testing.assert_allclose(kl_on_host(d, kind=kind), want, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(kl_estimate(jnp.asarray(d), kind=kind), want, rtol=1e-5, atol=1e-6)
 
 
 def test_unknown_kl_kind():
     with pytest.raises(ValueError, match="unknown KL estimator 'k4'; choose one of k1, k2, k3, abs"):
         kl_estimate(jnp.zeros(1), kind="k4")
+    with pytest.raises(ValueError, match="unknown KL estimator 'k4'; choose one of k1, k2, k3, abs"):
+        kl_on_host(np.zeros(1), kind="k4")
