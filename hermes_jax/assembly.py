@@ -149,7 +149,7 @@ def forward_options(config: Config, policy: Policy) -> ForwardOptions:
 def objective_spec(config: Config) -> ObjectiveSpec:
     """What the `grpo` block minimises."""
     grpo = config.grpo
-    clips = grpo.objective not in ("reinforce", "sapo")
+    clips = grpo.objective not in ("reinforce", "sapo", "dppo")
     in_loss = grpo.beta > 0 and grpo.kl_in == "loss"
     return ObjectiveSpec(
         objective=grpo.objective,
@@ -158,6 +158,7 @@ def objective_spec(config: Config) -> ObjectiveSpec:
         dual_clip=grpo.dual_clip,
         tau_pos=grpo.tau_pos,
         tau_neg=grpo.tau_neg,
+        tv_max=grpo.tv_max,
         log_ratio_clamp=grpo.log_ratio_clamp,
         aggregation=grpo.aggregation,
         max_tokens=config.model.context_length if grpo.aggregation == "constant" else None,
@@ -186,7 +187,8 @@ def objective_lines(config: Config, spec: ObjectiveSpec) -> list[str]:
                 "grpo.advantage group_mean_std with the KL in the reward: in a group of otherwise equal rewards the KL "
                 "alone is scaled up to a standard deviation of 1; use leave_one_out or group_mean_batch_norm"
             )
-    return [f"objective: {spec.formula()}; A = {grpo.advantage}({reward})", *notes]
+    best = f", k = {grpo.pass_k}" if grpo.advantage == "pass_at_k" else ""
+    return [f"objective: {spec.formula()}; A = {grpo.advantage}({reward}{best})", *notes]
 
 
 def _correction(config: Config) -> Correction | None:

@@ -72,12 +72,18 @@ def training_batches(groups: Sequence[Group], config: Config, policy: Policy, me
 def group_signal(groups: Sequence[Group], config: Config, **options: Any) -> Signal:
     """`make_signal` with what the config says."""
     grpo = config.grpo
+    if grpo.advantage == "gdpo" and not any(episode.reward_parts for group in groups for episode in group.episodes):
+        raise ConfigError(
+            f"grpo.advantage is gdpo, but no reward of environment {config.env.name} has named parts (Reward.parts); "
+            "name them there, or choose another grpo.advantage"
+        )
     return make_signal(
         groups,
         method=grpo.advantage,
         outcome_policy={outcome: getattr(grpo.outcome_policy, outcome) for outcome in Outcome},
         penalised_reward=grpo.penalised_reward,
         overlong=_overlong(config),
+        pass_k=grpo.pass_k,
         **options,
     )
 

@@ -80,3 +80,9 @@ def test_advantages_are_those_of_the_rewards_less_the_kl(kind):
             assert mask.sum() == (0 if at % 3 == 0 else 3 + at % 3), "masked episodes carry no loss"
             trained += mask.sum()
     assert after.metrics["batch/trained_tokens"] == trained
+
+
+def test_gdpo_without_parts_names_the_environment_and_the_remedy():
+    config = cfg.load(overrides=["grpo.advantage=gdpo"])
+    with pytest.raises(cfg.ConfigError, match="gdpo, but no reward of environment terminal_test has named parts"):
+        training_batches([group("a", 1.0, 0.0)], config, Model, make_mesh())

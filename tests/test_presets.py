@@ -98,3 +98,19 @@ def test_rewards_are_part_of_the_printed_objective_and_doubtful_ones_are_pointed
     assert "+ 0.1" not in formula, "not in the loss as well"
     assert "use k1" in kind
     assert "use leave_one_out" in scaled
+
+
+@pytest.mark.parametrize(
+    ("overrides", "formula"),
+    [
+        (
+            ["grpo.objective=gmpo", "grpo.clip_low=0.3", "grpo.clip_high=0.5", "grpo.aggregation=sequence_mean"],
+            "sequence_mean[-g A, g = geometric mean of (min(r, 1.5) if A > 0 else max(r, 0.7))]" + R,
+        ),
+        (["grpo.objective=dppo"], "token_mean[-(0 if abs(p - p_old) > 0.15 and (r - 1) A > 0 else r A)]" + R),
+    ],
+)
+def test_formulas_of_other_objectives(overrides, formula):
+    config = cfg.load(overrides=[*overrides, "grpo.advantage=pass_at_k", "grpo.pass_k=2"])
+    [line] = objective_lines(config, objective_spec(config))
+    assert line == f"objective: loss = {formula}; A = pass_at_k(R, k = 2)"

@@ -42,11 +42,12 @@ class GRPOConfig(Block):
     temperature: float = option(0.7, "Sampling temperature of training episodes; divides all log-probs.", gt=0)
     iterations_per_batch: int = option(4, "Passes over the episodes of one step.", "passes", ge=1)
     mini_batches: int = option(1, "Optimizer updates per pass; groups are never split.", "updates", ge=1)
-    objective: Literal["clip", "gspo", "gspo_token", "cispo", "sapo", "reinforce"] = option(
+    objective: Literal["clip", "gspo", "gspo_token", "cispo", "sapo", "gmpo", "dppo", "reinforce"] = option(
         "clip",
         "Per-token loss: clip = PPO's clipped surrogate, gspo = the same with the sequence's ratio (gspo_token: its "
-        "gradient through the own token only), cispo = clipped ratio as a weight, sapo = soft gate, reinforce = "
-        "-advantage * log-prob.",
+        "gradient through the own token only), cispo = clipped ratio as a weight, sapo = soft gate, gmpo = "
+        "geometric mean of the sequence's clipped ratios, dppo = tokens whose probability moved far are masked, "
+        "reinforce = -advantage * log-prob.",
     )
     clip_low: float | None = option(
         0.2, "The ratio is clipped below at 1 - clip_low (Hermes: epsilon_clip); null = no bound.", ge=0, lt=1
@@ -65,6 +66,9 @@ class GRPOConfig(Block):
     )
     tau_pos: float = option(1.0, "Temperature of sapo's gate for tokens with positive advantage.", gt=0)
     tau_neg: float = option(1.05, "Temperature of sapo's gate for tokens with negative advantage.", gt=0)
+    tv_max: float = option(
+        0.15, "dppo leaves out tokens whose probability moved by more than this along their advantage.", gt=0, le=1
+    )
     use_liger_loss: bool = option(
         True, "Log-probs from hidden states in chunks, so that no [tokens, vocabulary] array exists; false = one chunk."
     )
@@ -101,13 +105,22 @@ class GRPOConfig(Block):
         "How per-token losses become one number; constant divides by sequences * model.context_length.",
     )
     advantage: Literal[
-        "group_mean_std", "group_mean", "leave_one_out", "group_mean_batch_std", "batch_norm", "group_mean_batch_norm"
+        "group_mean_std",
+        "group_mean",
+        "leave_one_out",
+        "group_mean_batch_std",
+        "batch_norm",
+        "group_mean_batch_norm",
+        "gdpo",
+        "pass_at_k",
     ] = option(
         "group_mean_std",
         "How rewards become advantages: R minus the group's mean, divided by the standard deviation of the group or of "
         "the step (batch_std); R minus the mean of the other members; R normalised over the step, without or with the "
-        "group's mean taken off first (batch_norm).",
+        "group's mean taken off first (batch_norm); each part of the reward normalised by itself (gdpo); by how much "
+        "the episode raises the best of pass_k (pass_at_k).",
     )
+    pass_k: int = option(4, "Episodes of which the best counts, for advantage: pass_at_k.", "episodes", ge=1)
     overlong_cache: int | None = option(
         None,
         "DAPO's soft punishment: over the last so many tokens before env.max_episode_tokens the reward falls linearly "

@@ -80,9 +80,9 @@ USES: tuple[Use, ...] = (
     ),
     Use(
         ("grpo.clip_low", "grpo.clip_high"),
-        lambda c: c.grpo.objective not in ("reinforce", "sapo"),
+        lambda c: c.grpo.objective not in ("reinforce", "sapo", "dppo"),
         ("grpo.objective",),
-        "grpo.objective is reinforce or sapo, and no ratio is clipped",
+        "grpo.objective is reinforce, sapo or dppo, and no ratio is clipped",
     ),
     Use(
         ("grpo.dual_clip",),
@@ -95,6 +95,18 @@ USES: tuple[Use, ...] = (
         lambda c: c.grpo.objective == "sapo",
         ("grpo.objective",),
         "grpo.objective is not sapo, so there is no gate",
+    ),
+    Use(
+        ("grpo.tv_max",),
+        lambda c: c.grpo.objective == "dppo",
+        ("grpo.objective",),
+        "grpo.objective is not dppo, so nothing is masked by probability",
+    ),
+    Use(
+        ("grpo.pass_k",),
+        lambda c: c.grpo.advantage == "pass_at_k",
+        ("grpo.advantage",),
+        "grpo.advantage is not pass_at_k",
     ),
     Use(
         ("grpo.correction_low",),

@@ -136,6 +136,16 @@ def _objective_conflicts(config: Config) -> list[tuple[bool, str]]:
             f"grpo.correction_low ({low}) lies above grpo.correction_high ({high}): no token would be trained",
         ),
         (
+            grpo.advantage == "pass_at_k" and grpo.pass_k >= env.group_size,
+            f"grpo.pass_k ({grpo.pass_k}) must be below env.group_size ({env.group_size}): of a whole group there is "
+            "one best, and no member differs from another; lower it",
+        ),
+        (
+            grpo.advantage == "gdpo" and _changes_rewards(grpo),
+            "grpo.advantage: gdpo normalises each part of the reward by itself, so nothing can be taken off the whole: "
+            "set grpo.overlong_cache to null, grpo.kl_in to loss and no outcome to penalise, or choose another",
+        ),
+        (
             grpo.overlong_cache is not None and most is None,
             "grpo.overlong_cache punishes lengths near env.max_episode_tokens, which is null: set it, or set "
             "grpo.overlong_cache to null",
@@ -145,3 +155,8 @@ def _objective_conflicts(config: Config) -> list[tuple[bool, str]]:
             f"grpo.overlong_cache ({grpo.overlong_cache}) exceeds env.max_episode_tokens ({most}); lower it",
         ),
     ]
+
+
+def _changes_rewards(grpo: GRPOConfig) -> bool:
+    penalises = "penalise" in grpo.outcome_policy.model_dump().values()
+    return grpo.overlong_cache is not None or penalises or (grpo.beta > 0 and grpo.kl_in == "reward")

@@ -9,7 +9,13 @@ import numpy as np
 
 from hermes_jax.data.packing import TrainingSequence
 from hermes_jax.data.trajectory import Episode, Group, Outcome
-from hermes_jax.objectives import group_advantages, soft_overlong_penalty
+from hermes_jax.objectives import (
+    AdvantageResult,
+    gdpo_advantages,
+    group_advantages,
+    pass_at_k_advantages,
+    soft_overlong_penalty,
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ def make_signal(
     outcome_policy: Mapping[Outcome, str],
     penalised_reward: float,
     overlong: Overlong | None = None,
+    pass_k: int = 1,
     with_masked: bool = False,
     kl_penalties: Sequence[float] | np.ndarray | None = None,
 ) -> Signal:
@@ -71,10 +78,11 @@ def make_signal(
 
     Args:
         groups: scored episodes.
-        method: one of `objectives.ADVANTAGE_METHODS`.
+        method: one of `objectives.ADVANTAGE_METHODS`, `gdpo` or `pass_at_k`.
         outcome_policy: what each outcome does to training.
         penalised_reward: reward of penalised episodes.
         overlong: lowers the rewards of long episodes (not of penalised ones); None = off.
+        pass_k: of `pass_at_k`, how many episodes the best is taken of.
         with_masked: give sequences of masked episodes, too; their loss mask is the same, `Signal.trained` says no.
         kl_penalties: what is taken off each episode's reward, in the order of the groups; None = nothing.
     """
@@ -82,7 +90,7 @@ def make_signal(
     rewards = [_counted_reward(episode, outcome_policy, penalised_reward, overlong) for _, episode in episodes]
     if kl_penalties is not None:
         rewards = [r if r is None else r - float(kl) for r, kl in zip(rewards, kl_penalties, strict=True)]
-    result = group_advantages(rewards, [number for number, _ in episodes], method=method)
+    result = _advantages(episodes, rewards, method, pass_k)
     masked = [outcome_policy[episode.outcome] == "mask" for _, episode in episodes]
     found = [
         (sequence, at)
@@ -103,6 +111,22 @@ def make_signal(
 def imitation_signal(episodes: Sequence[Episode]) -> list[TrainingSequence]:
     """Advantage 1 on every sampled token of scripted episodes: with `reinforce` the loss is their cross-entropy."""
     return [sequence for number, episode in enumerate(episodes) for sequence in _sequences(episode, number, 1.0)]
+
+
+def _advantages(
+    episodes: Sequence[tuple[int, Episode]], rewards: Sequence[float | None], method: str, pass_k: int
+) -> AdvantageResult:
+    groups = [number for number, _ in episodes]
+    if method == "pass_at_k":
+        return pass_at_k_advantages(rewards, groups, k=pass_k)
+    if method != "gdpo":
+        return group_advantages(rewards, groups, method=method)
+    names = sorted({name for _, episode in episodes for name in episode.reward_parts})
+    counted = [
+        episode.reward_parts if reward is not None else {}
+        for (_, episode), reward in zip(episodes, rewards, strict=True)
+    ]
+    return gdpo_advantages({name: [parts.get(name) for parts in counted] for name in names}, groups)
 
 
 def _counted_reward(

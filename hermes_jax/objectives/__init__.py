@@ -1,6 +1,12 @@
 """Pure functions over arrays: advantages (host), policy losses, KL, importance correction, aggregation."""
 
-from hermes_jax.objectives.advantages import ADVANTAGE_METHODS, AdvantageResult, group_advantages
+from hermes_jax.objectives.advantages import (
+    ADVANTAGE_METHODS,
+    AdvantageResult,
+    gdpo_advantages,
+    group_advantages,
+    pass_at_k_advantages,
+)
 from hermes_jax.objectives.aggregation import AGGREGATIONS, Denominators, aggregate, count_denominators
 from hermes_jax.objectives.correction import (
     CORRECTION_MODES,
@@ -28,6 +34,8 @@ from hermes_jax.objectives.policy import (
     Surrogate,
     cispo_loss,
     clip_loss,
+    dppo_loss,
+    gmpo_loss,
     gspo_loss,
     gspo_token_loss,
     reinforce_loss,
@@ -58,10 +66,13 @@ __all__ = [
     "clean",
     "clip_loss",
     "count_denominators",
+    "dppo_loss",
     "drop_truncated",
     "effective_sample_size",
     "finish_metrics",
     "gae",
+    "gdpo_advantages",
+    "gmpo_loss",
     "group_advantages",
     "gspo_loss",
     "gspo_token_loss",
@@ -72,6 +83,7 @@ __all__ = [
     "kl_penalty",
     "merge_metrics",
     "mismatch_metrics",
+    "pass_at_k_advantages",
     "place_outcome_reward",
     "policy_objective",
     "reinforce_loss",

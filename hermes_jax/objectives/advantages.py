@@ -8,6 +8,8 @@
 | `group_mean_batch_std` | `(R - mean_g) / (std of R over the batch + eps)` | arXiv:2508.08221 |
 | `batch_norm` | `(R - mean) / sqrt(var + whiten_eps)` over the batch | REINFORCE++, arXiv:2501.03262 |
 | `group_mean_batch_norm` | the same, applied to `R - mean_g` | REINFORCE++-baseline, arXiv:2501.03262 |
+| `gdpo_advantages` | `group_mean_std` of each part of the reward, their sum as in `batch_norm` | arXiv:2601.05242 |
+| `pass_at_k_advantages` | by how much a member raises the best of `k` | arXiv:2508.10751 |
 
 A missing reward (None, NaN, infinite) is no 0: it is left out of every statistic and its own advantage is 0. A group
 with fewer than two valid rewards, or with equal ones (`max - min <= 1e-6 max(1, |max|)`: rounding noise is no signal),
@@ -17,8 +19,10 @@ gets exactly 0. Two exceptions follow from their formulas: `batch_norm` does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,6 +88,89 @@ def group_advantages(
     weights = _weights(groups.valid, weighting, token_counts)
     advantages = np.where(groups.valid, _advantages(groups, method, eps, ddof, whiten_eps, weights), 0.0)
     return AdvantageResult(advantages, groups.valid, groups.ids, groups.index, groups.constant, groups.too_few)
+
+
+def gdpo_advantages(
+    parts: Mapping[str, Sequence[float | None] | np.ndarray],
+    group_ids: Sequence[Any] | np.ndarray,
+    *,
+    eps: float = 1e-6,
+    ddof: int = 1,
+    whiten_eps: float = 1e-8,
+) -> AdvantageResult:
+    """Each part of the reward normalised in its group, their sum normalised over the batch (GDPO, arXiv:2601.05242).
+
+    Two members whose parts add up to the same reward in different ways get different advantages. A part that a member
+    has not got counts nothing for it; a member without any part is missing. A group is constant if every part is.
+
+    Args:
+        parts: by name, one value per episode; None, NaN or infinite = missing.
+        group_ids, eps, ddof, whiten_eps: as in `group_advantages`.
+
+    Raises:
+        ValueError: no parts, or lengths that differ.
+    """
+    if not parts:
+        raise ValueError("gdpo normalises each part of the reward by itself, but the rewards have no parts")
+    results = [group_advantages(values, group_ids, eps=eps, ddof=ddof) for values in parts.values()]
+    valid = np.any([result.valid for result in results], axis=0)
+    total = np.sum([result.advantages for result in results], axis=0)
+    too_few = np.all([result.too_few for result in results], axis=0)
+    degenerate = np.all([result.degenerate for result in results], axis=0)
+    advantages = np.where(valid, _normalised(total, valid.astype(np.float64), ddof, whiten_eps), 0.0)
+    return replace(results[0], advantages=advantages, valid=valid, constant=degenerate & ~too_few, too_few=too_few)
+
+
+def pass_at_k_advantages(
+    rewards: Sequence[float | None] | np.ndarray,
+    group_ids: Sequence[Any] | np.ndarray,
+    *,
+    k: int,
+    eps: float = 1e-6,
+) -> AdvantageResult:
+    """`(E[max of k, i among them] - E[max of k]) / (std of max of k + eps)` over all choices of k of the group.
+
+    With rewards of 0 and 1 these are the analytical advantages of Pass@k training (arXiv:2508.10751); graded rewards
+    are taken as they are. `k = 1` is `group_mean_std` with `ddof = 0`. A group with no more than `k` valid rewards has
+    only one choice, and gets 0 (it counts as too few).
+
+    Raises:
+        ValueError: `k` below 1, or lengths that differ.
+    """
+    if k < 1:
+        raise ValueError(f"k of pass@k must be at least 1, got {k}")
+    values = _as_float64(rewards)
+    _check(values, group_ids, "group_mean", 0, "sequence", None)
+    groups = _Groups.of(values, np.asarray(group_ids))
+    too_few = groups.too_few | (groups.count <= k)
+    advantages = np.zeros(len(values))
+    for size in sorted(set(groups.count[~too_few & ~groups.constant].tolist())):
+        chosen = np.flatnonzero((groups.count == size) & ~too_few & ~groups.constant)
+        found = np.flatnonzero(groups.valid & np.isin(groups.index, chosen))
+        members = found[np.lexsort((groups.unit[found], groups.index[found]))].reshape(-1, size)
+        advantages[members] = _best_of(groups.unit[members], size, k, eps / groups.half_span[chosen] / 2)
+    constant = groups.constant & ~too_few
+    return AdvantageResult(advantages, groups.valid, groups.ids, groups.index, constant, too_few)
+
+
+def _best_of(ascending: np.ndarray, size: int, k: int, eps: np.ndarray) -> np.ndarray:
+    overall, including = _choices(size, k)
+    mean = ascending @ overall
+    spread = np.sqrt(np.maximum((ascending - mean[:, None]) ** 2 @ overall, 0.0))
+    return (ascending @ including.T - mean[:, None]) / (spread + eps)[:, None]
+
+
+@lru_cache
+def _choices(size: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of all choices of k from members in ascending order: the share whose best is member j, `[j]`; and the same of the
+    choices that include member i, `[i, j]`."""
+    overall = np.array([math.comb(j, k - 1) / math.comb(size, k) for j in range(size)])
+    including = np.zeros((size, size))
+    for i in range(size):
+        including[i, i] = math.comb(i, k - 1)
+        for j in range(i + 1, size):
+            including[i, j] = math.comb(j - 1, k - 2) if k > 1 else 0
+    return overall, including / math.comb(size - 1, k - 1)
 
 
 @dataclass(frozen=True)

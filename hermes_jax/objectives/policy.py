@@ -51,7 +51,8 @@ def clip_loss(
 ) -> Surrogate:
     """`-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`; with `dual_clip = c` and `A < 0` at most `-c A`.
 
-    PPO arXiv:1707.06347, GRPO arXiv:2402.03300, separate bounds DAPO arXiv:2503.14476, dual clip arXiv:1912.09729.
+    PPO arXiv:1707.06347, GRPO arXiv:2402.03300, separate bounds DAPO arXiv:2503.14476, dual clip arXiv:1912.09729. The
+    two-sided clipping of INTELLECT-2 (arXiv:2505.07291), `-min(min(r, delta) A, clip(r) A)`, is `dual_clip = delta`.
     """
     ratio = jnp.exp(guard(logprobs - old_logprobs, log_ratio_clamp))
     return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
@@ -135,6 +136,50 @@ def sapo_loss(
     return Surrogate(-(4.0 / tau) * jax.nn.sigmoid(tau * (ratio - 1)) * advantages, ratio)
 
 
+def gmpo_loss(
+    logprobs: Float[Array, "*rows width"],
+    old_logprobs: Float[Array, "*rows width"],
+    advantages: Float[Array, "*rows width"],
+    loss_mask: Bool[Array, "*rows width"],
+    segment_ids: Int[Array, "*rows width"],
+    *,
+    clip_low: float | None,
+    clip_high: float | None,
+    log_ratio_clamp: float | None = None,
+) -> Surrogate:
+    """`-g_i A`, `g_i` = geometric mean over the sequence of the clipped ratios of its tokens (GMPO arXiv:2507.20673).
+
+    A token's ratio is bounded by `1 + clip_high` if `A > 0`, by `1 - clip_low` from below if `A < 0`, before the mean.
+    The paper's range is `exp(-0.4)` to `exp(0.4)`: `clip_low` 0.33, `clip_high` 0.49.
+    """
+    ratio = jnp.exp(guard(logprobs - old_logprobs, log_ratio_clamp))
+    above, below = _outside(ratio, clip_low, clip_high)
+    high, low = above & (advantages > 0), below & (advantages < 0)
+    bounded = jnp.log(_bounded(ratio, high, low, clip_low, clip_high))
+    sequence_ratio = jnp.exp(segment_means(bounded, loss_mask, segment_ids))
+    return Surrogate(-sequence_ratio * advantages, sequence_ratio, high, low)
+
+
+def dppo_loss(
+    logprobs: Float[Array, "*rows width"],
+    old_logprobs: Float[Array, "*rows width"],
+    advantages: Float[Array, "*rows width"],
+    *,
+    tv_max: float = 0.15,
+    log_ratio_clamp: float | None = None,
+) -> Surrogate:
+    """`-M r A`: tokens are masked instead of clipped, by probability rather than by ratio (DPPO arXiv:2602.04879).
+
+    `M = 0` where the token's probability moved by more than `tv_max` in the direction of its advantage:
+    `|p - p_old| > tv_max`, and `r > 1` if `A > 0`, `r < 1` if `A < 0`; else 1. A rare token may double, a likely one
+    may not fall far.
+    """
+    ratio = jnp.exp(guard(logprobs - old_logprobs, log_ratio_clamp))
+    far = jnp.abs(jnp.exp(logprobs) - jnp.exp(old_logprobs)) > tv_max
+    high, low = far & (ratio > 1) & (advantages > 0), far & (ratio < 1) & (advantages < 0)
+    return Surrogate(jnp.where(high | low, 0.0, -ratio * advantages), ratio, high, low)
+
+
 OBJECTIVES: dict[str, Callable[..., Surrogate]] = {
     "clip": clip_loss,
     "gspo": gspo_loss,
@@ -142,6 +187,8 @@ OBJECTIVES: dict[str, Callable[..., Surrogate]] = {
     "cispo": cispo_loss,
     "reinforce": reinforce_loss,
     "sapo": sapo_loss,
+    "gmpo": gmpo_loss,
+    "dppo": dppo_loss,
 }
 
 

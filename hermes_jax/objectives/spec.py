@@ -24,6 +24,7 @@ class ObjectiveSpec:
         clip_low, clip_high: distances of the clip range from ratio 1; None = no bound on that side.
         dual_clip: bound `c > 1` on the ratio of tokens with negative advantage; None = off.
         tau_pos, tau_neg: temperatures of `sapo`.
+        tv_max: of `dppo`, how far a token's probability may move.
         log_ratio_clamp: bound in nats on the exponent of a policy ratio; None = off.
         aggregation: a name of `AGGREGATIONS`, used for every term.
         max_tokens: generated tokens that a sequence may have; `constant` needs it.
@@ -40,6 +41,7 @@ class ObjectiveSpec:
     dual_clip: float | None = None
     tau_pos: float = 1.0
     tau_neg: float = 1.05
+    tv_max: float = 0.15
     log_ratio_clamp: float | None = 20.0
     aggregation: str = "token_mean"
     max_tokens: int | None = None
@@ -122,7 +124,7 @@ class ObjectiveSpec:
         for name in ("clip_low", "clip_high", "beta"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"{name} must be >= 0, got {value}")
-        for name in ("kl_clamp", "log_ratio_clamp", "tau_pos", "tau_neg"):
+        for name in ("kl_clamp", "log_ratio_clamp", "tau_pos", "tau_neg", "tv_max"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if self.dual_clip is not None and self.dual_clip <= 1:
@@ -143,6 +145,8 @@ def _equation(spec: ObjectiveSpec) -> str:
     return {
         "reinforce": "-A lp",
         "cispo": f"-sg(clip(r, {low}, {high})) A lp",
+        "gmpo": f"-g A, g = geometric mean of (min(r, {high}) if A > 0 else max(r, {low}))",
+        "dppo": f"-(0 if abs(p - p_old) > {spec.tv_max:g} and (r - 1) A > 0 else r A)",
         "sapo": f"-4/tau sigmoid(tau (r - 1)) A, tau = {spec.tau_pos:g} if A > 0 else {spec.tau_neg:g}",
     }.get(spec.objective, clipped)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hermes_jax.data.trajectory import Episode, Group, Outcome, Trajectory
 from hermes_jax.learner.signal import Overlong, make_signal
+from tests.objectives import oracle
 
 KEEP = dict.fromkeys(Outcome, "keep")
 
@@ -56,3 +59,21 @@ def test_a_group_of_one_with_batch_norm(reward):
     groups = [Group(f"task {n}", (episode(0, value),)) for n, value in enumerate([reward, 1.0])]
     found = make_signal(groups, method="batch_norm", outcome_policy=KEEP, penalised_reward=0.0)
     np.testing.assert_allclose(found.advantages, np.array([1, -1]) * np.sign(reward - 1) / np.sqrt(2), rtol=1e-6)
+
+
+def test_gdpo_looks_at_the_parts_of_counted_rewards_only():
+    parts = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0}, {"a": 5.0, "b": 5.0}]
+    rewards = [1.0, 1.0, 1.0, None]
+    episodes = [replace(episode(n, r), reward_parts=p) for n, (r, p) in enumerate(zip(rewards, parts, strict=True))]
+    found = signal(*episodes, method="gdpo").advantages
+    nan = np.nan
+    want = oracle.gdpo_advantages({"a": [1.0, 0.0, 1.0, nan], "b": [0.0, 1.0, nan, nan]}, [0] * 4)
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
+    assert found[0] != found[1]
+
+
+def test_pass_at_k():
+    rewards = [1.0, 0.0, 0.0, 2.0, None]
+    found = signal(*(episode(n, r) for n, r in enumerate(rewards)), method="pass_at_k", pass_k=2).advantages
+    want = oracle.pass_at_k_advantages([np.nan if r is None else r for r in rewards], [0] * 5, 2)
+    np.testing.assert_allclose(found, want, rtol=1e-7, atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -55,6 +56,31 @@ def group_advantages(rewards, group_ids, method, eps=1e-6, ddof=1, whiten_eps=1e
     return out
 
 
+def gdpo_advantages(parts, group_ids):
+    """Part by part, group by group."""
+    total = np.sum([group_advantages(values, group_ids, "group_mean_std") for values in parts.values()], axis=0)
+    valid = [i for i in range(len(group_ids)) if any(math.isfinite(values[i]) for values in parts.values())]
+    mean, std = _moments([total[i] for i in valid], None, 1)
+    if not valid or np.ptp(total[valid]) <= 1e-6:  # what is left where parts cancel is rounding
+        return np.zeros(len(total))
+    return np.array([(total[i] - mean) / math.sqrt(std**2 + 1e-8) if i in valid else 0.0 for i in range(len(total))])
+
+
+def pass_at_k_advantages(rewards, group_ids, k):
+    """By writing down every choice of k members."""
+    out = np.zeros(len(rewards))
+    for group in set(group_ids):
+        ids = [i for i, g in enumerate(group_ids) if g == group and math.isfinite(rewards[i])]
+        choices = list(itertools.combinations(ids, k))
+        best = [max(rewards[i] for i in choice) for choice in choices]
+        if len(ids) <= k or np.ptp([rewards[i] for i in ids]) <= 1e-6:
+            continue
+        for i in ids:
+            with_i = [b for b, choice in zip(best, choices, strict=True) if i in choice]
+            out[i] = (np.mean(with_i) - np.mean(best)) / (np.std(best) + 1e-6)
+    return out
+
+
 def _moments(values, weights, ddof):
     repeated = values if weights is None else [v for v, w in zip(values, weights, strict=True) for _ in range(int(w))]
     if not repeated:
@@ -77,6 +103,15 @@ def _surrogate(s: dict, spec) -> list[float]:
             loss = -adv[t] * lp[t]
         elif spec.objective == "cispo":
             loss = -max(low, min(high, r)) * adv[t] * lp[t]
+        elif spec.objective == "gmpo":
+            clipped = [math.exp(max(-bound, min(bound, lp[j] - old[j]))) for j in range(len(at))]
+            clipped = [
+                min(x, high) if a > 0 else max(x, low) if a < 0 else x for x, a in zip(clipped, adv, strict=True)
+            ]
+            loss = -(math.prod(clipped) ** (1 / len(clipped))) * adv[t]
+        elif spec.objective == "dppo":
+            moved = math.exp(lp[t]) - math.exp(old[t])
+            loss = 0.0 if abs(moved) > spec.tv_max and moved * adv[t] > 0 else -r * adv[t]
         elif spec.objective == "sapo":
             tau = spec.tau_pos if adv[t] > 0 else spec.tau_neg
             loss = -4 / tau / (1 + math.exp(-tau * (r - 1))) * adv[t]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from hermes_jax.objectives import ADVANTAGE_METHODS, group_advantages
+from hermes_jax.objectives import ADVANTAGE_METHODS, gdpo_advantages, group_advantages, pass_at_k_advantages
 from tests.objectives import oracle
 
 GROUP_METHODS = ADVANTAGE_METHODS[:4]
@@ -137,3 +139,64 @@ def test_the_largest_rewards_stay_finite(scale):
     got = {m: group_advantages([scale, -scale, 0.0], [0] * 3, method=m) for m in ("group_mean", "group_mean_std")}
     np.testing.assert_allclose(got["group_mean"].advantages, [scale, -scale, 0.0], rtol=1e-12)
     np.testing.assert_allclose(got["group_mean_std"].advantages, [1.0, -1.0, 0.0], rtol=1e-9)
+
+
+def test_gdpo_equals_the_loop_for_200_batches():
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        rewards, ids, _ = random_batch(rng)
+        other = np.where(rng.random(len(ids)) < 0.1, np.nan, rng.integers(0, 3, len(ids)))
+        got = gdpo_advantages({"a": rewards, "b": other}, ids)
+        want = oracle.gdpo_advantages({"a": rewards, "b": other}, ids)
+        np.testing.assert_allclose(got.advantages, want, rtol=1e-8, atol=1e-8)
+        assert got.valid.tolist() == (np.isfinite(rewards) | np.isfinite(other)).tolist()
+
+
+def test_gdpo_tells_apart_what_adds_up_to_the_same():
+    parts = {"right": [1.0, 0.0, 1.0, 1.0], "brief": [0.0, 1.0, 1.0, 0.0]}
+    first, second = gdpo_advantages(parts, [0] * 4).advantages[:2]
+    assert abs(first - second) > 0.2
+    whole = group_advantages([1.0, 1.0, 2.0, 1.0], [0] * 4).advantages
+    assert whole[0] == whole[1]
+
+
+def test_gdpo_of_constant_missing_and_absent_parts():
+    parts = {"a": [1.0, 1.0, None, None, 0.0, 1.0], "b": [2.0, 2.0, None, None, 0.0, 0.0]}
+    result = gdpo_advantages(parts, ["x", "x", "y", "y", "z", "z"])
+    assert result.constant.tolist() == [True, False, False]
+    assert result.too_few.tolist() == [False, True, False]
+    assert (result.advantages[:4] == 0).all()
+    assert result.advantages[4] == -result.advantages[5] != 0
+    with pytest.raises(ValueError, match="the rewards have no parts"):
+        gdpo_advantages({}, [0, 0])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_equals_the_choices_written_down_for_100_batches(k):
+    rng = np.random.default_rng(k)
+    for _ in range(100):
+        rewards, ids, _ = random_batch(rng)
+        got = pass_at_k_advantages(rewards, ids, k=k)
+        np.testing.assert_allclose(got.advantages, oracle.pass_at_k_advantages(rewards, ids, k), rtol=1e-7, atol=1e-9)
+        counts = [np.isfinite(rewards[ids == group]).sum() for group in got.group_ids]
+        assert got.too_few.tolist() == [count < 2 or count <= k for count in counts]
+
+
+def test_pass_at_k_of_zeros_and_ones_is_that_of_the_paper():
+    right, wrong, k = 3, 5, 4
+    size = right + wrong
+    failed = math.comb(wrong, k) / math.comb(size, k)
+    spread = math.sqrt(failed * (1 - failed))
+    with_wrong = 1 - math.comb(wrong - 1, k - 1) / math.comb(size - 1, k - 1)
+    got = pass_at_k_advantages([1.0] * right + [0.0] * wrong, [0] * size, k=k, eps=0.0).advantages
+    np.testing.assert_allclose(got[:right], failed / spread, rtol=1e-12)
+    np.testing.assert_allclose(got[right:], (with_wrong - (1 - failed)) / spread, rtol=1e-9)
+    with pytest.raises(ValueError, match="k of pass@k must be at least 1, got 0"):
+        pass_at_k_advantages([1.0], [0], k=0)
+
+
+def test_pass_at_1_is_the_usual_advantage():
+    rng = np.random.default_rng(9)
+    rewards, ids = rng.normal(size=24), np.repeat(np.arange(3), 8)
+    want = group_advantages(rewards, ids, ddof=0).advantages
+    np.testing.assert_allclose(pass_at_k_advantages(rewards, ids, k=1).advantages, want, rtol=1e-6)

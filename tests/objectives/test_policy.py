@@ -9,6 +9,8 @@ import pytest
 
 from hermes_jax.objectives import (
     clip_loss,
+    dppo_loss,
+    gmpo_loss,
     gspo_loss,
     gspo_token_loss,
     kl_estimate,
@@ -32,6 +34,41 @@ def test_clip_branch_by_branch():
     gradient, loss = jax.grad(clip_sum, has_aux=True)(jnp.log(RATIOS))
     np.testing.assert_allclose(loss, [-0.5, -1.0, -1.5, 0.8, 1.0, 2.0, 3.0, 0.0], rtol=1e-6)
     np.testing.assert_allclose(gradient, [-0.5, -1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0], rtol=1e-6, atol=0)
+
+
+def test_two_sided_clipping_is_the_dual_clip():
+    ratio, advantage = np.meshgrid(np.linspace(0.1, 6, 60), [-2.0, -0.5, 0.0, 0.5, 2.0])
+    delta = 3.0
+    two_sided = -np.minimum(np.minimum(ratio, delta) * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
+    options = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": delta}
+    loss = clip_loss(jnp.log(ratio), jnp.zeros_like(ratio), jnp.asarray(advantage), **options).loss
+    np.testing.assert_allclose(loss, two_sided, rtol=1e-5)
+
+
+def test_dppo_masks_by_probability_and_not_by_ratio():
+    old = jnp.log(jnp.array([0.01, 0.5, 0.5, 0.5, 0.5]))
+    new = jnp.log(jnp.array([0.05, 0.8, 0.8, 0.2, 0.2]))
+    advantages = jnp.array([1.0, 1.0, -1.0, -1.0, 1.0])
+    result = dppo_loss(new, old, advantages, tv_max=0.15)
+    np.testing.assert_allclose(result.loss, [-5.0, 0.0, 1.6, 0.0, -0.4], rtol=1e-5)
+    gradient = jax.grad(lambda x: dppo_loss(x, old, advantages, tv_max=0.15).loss.sum())(new)
+    np.testing.assert_allclose(gradient, result.loss, rtol=1e-5)
+    assert np.flatnonzero(result.clipped_high).tolist() == [1]
+    assert np.flatnonzero(result.clipped_low).tolist() == [3]
+
+
+def test_one_wild_token_moves_a_geometric_mean_no_further_than_its_bound():
+    logprobs = jnp.array([[5.0, 0.0, 0.1]])
+    everything = jnp.ones((1, 3), bool), jnp.ones((1, 3), jnp.int32)
+
+    def loss(logprobs):
+        old = jnp.zeros((1, 3))
+        return gmpo_loss(logprobs, old, jnp.ones((1, 3)), *everything, clip_low=0.3, clip_high=0.5).loss
+
+    np.testing.assert_allclose(loss(logprobs), -((1.5 * 1.0 * np.exp(0.1)) ** (1 / 3)), rtol=1e-6)
+    gradient = jax.grad(lambda x: loss(x).mean())(logprobs)[0]
+    assert gradient[0] == 0
+    np.testing.assert_allclose(gradient[1:], loss(logprobs)[0, 1:] / 3, rtol=1e-5)
 
 
 def test_clip_counts_by_side():

@@ -42,6 +42,8 @@ SPECS = {
         correction=Correction("sequence_mask_product", low=0.5, high=2.0),
     ),
     "sapo": ObjectiveSpec("sapo", aggregation="sequence_mean", kl="abs", beta=0.02),
+    "gmpo": ObjectiveSpec("gmpo", clip_low=0.1, clip_high=0.15, aggregation="sequence_mean"),
+    "dppo": ObjectiveSpec("dppo", tv_max=0.05, kl="k2", beta=0.05),
     "reinforce": ObjectiveSpec("reinforce", kl="k1", beta=0.3),
 }
 NAMES = ("mask", "logprobs", "old", "ref", "rollout", "advantages")
