@@ -72,19 +72,20 @@ class RunLog:
         values: Mapping[str, float | None],
         seconds: Stopwatch,
         policy: Policy,
-        groups: Sequence[Group],
+        played: Sequence[Group],
+        trained_on: Sequence[Group],
         passes: int,
     ) -> dict[str, float | None]:
         """Rates of a step, from its seconds by phase, idle times, and the state of the machine."""
         taken = seconds.taken
-        sampled = sum(e.counters.get("sampled_tokens", 0) for group in groups for e in group.episodes)
+        sampled = sum(e.counters.get("sampled_tokens", 0) for group in played for e in group.episodes)
         update_s = taken.get("update")
         trained = (values.get("batch/tokens") or 0) * passes
         compilations, compile_s = self.compilations.take()
         return {
             "speed/generated_tokens_per_s": sampled / taken["collect"],
             "speed/trained_tokens_per_s": trained / update_s if update_s else None,
-            "speed/mfu": self._mfu(policy, groups, passes, update_s) if update_s else None,
+            "speed/mfu": self._mfu(policy, trained_on, passes, update_s) if update_s else None,
             **{f"seconds/{phase}": value for phase, value in taken.items()},
             **seconds.idle_metrics(),
             "system/compilations": compilations,

@@ -38,6 +38,7 @@ from hermes_jax.learner.signal import Signal
 from hermes_jax.learning import Learning
 from hermes_jax.models import save_model
 from hermes_jax.playing import Stage, open_players, open_stage
+from hermes_jax.refilling import Collected, refill, tasks_per_step
 from hermes_jax.report import Report
 from hermes_jax.rollout.collect import collect_groups
 from hermes_jax.run_folder import RunFolder
@@ -239,7 +240,8 @@ class Trainer:
         assert self.engine is not None
         engine_before = self.engine.metrics()
         with seconds("collect"):
-            groups = await self._collect()
+            collected = await self._collect()
+        groups = collected.groups
         with seconds("pack"):
             packed = await asyncio.to_thread(training_batches, groups, config, self.policy, self.mesh)
         with self.stop.waits_for(f"the update of step {self.step + 1}"):
@@ -249,19 +251,18 @@ class Trainer:
             assert self.learning.state is not None
             await self.engine.publish(self.learning.state.params, self.step)
         values = {
-            **train_metrics(groups),
-            "groups/count": len(groups),
-            "groups/constant": packed.signal.groups_constant / len(groups),
-            "groups/too_few": packed.signal.groups_too_few / len(groups),
+            **train_metrics(collected.played),
+            **collected.metrics(),
             **packed.metrics,
             **of_update(updated),
             "policy_version": self.step - 1,
         }
-        values |= self.log.speeds(values, seconds, self.policy, groups, config.grpo.iterations_per_batch)
+        passes = config.grpo.iterations_per_batch
+        values |= self.log.speeds(values, seconds, self.policy, collected.played, groups, passes)
         values |= self.log.engine_counters(engine_before, self.engine.metrics())
         self.log.write(self.step, values)  # before the checkpoint: a run that goes on from it has this row
-        self._alarms(values, groups, packed.signal)
-        await self._after_update(groups, packed.signal, seconds, began)
+        self._alarms(values, collected)
+        await self._after_update(collected, packed.signal, seconds, began)
         await self.device.submit(self.learning.check_skipped)
 
     async def _learn(
@@ -282,10 +283,10 @@ class Trainer:
             passes = self.config.grpo.iterations_per_batch
             return packed, await self.device.submit(self.learning.train, self.phase, scored, passes)
 
-    async def _after_update(self, groups: list[Group], signal: Signal, seconds: Stopwatch, began: float) -> None:
+    async def _after_update(self, collected: Collected, signal: Signal, seconds: Stopwatch, began: float) -> None:
         """What a step does besides learning: its episodes, an evaluation, a checkpoint."""
         with seconds("episodes"):
-            await self._save_episodes(self.step, _episodes(groups), advantages=signal.advantages.tolist())
+            await self._save_episodes(self.step, collected.episodes, advantages=collected.advantages(signal))
         metric = None
         if self._evaluation_is_due():
             with seconds("evaluate"):
@@ -299,13 +300,19 @@ class Trainer:
         self.log.write(self.step, {**later, "seconds/step": taken, "speed/steps_per_h": 3600 / taken})
         self.log.show(self.step)
 
-    async def _collect(self) -> list[Group]:
+    async def _collect(self) -> Collected:
+        groups = await self._play(0, self.config.env.groups_per_step)
+        return await refill(groups, self._play, self.config)
+
+    async def _play(self, place: int, count: int) -> list[Group]:
+        """Groups of the step's tasks from a place on: tasks are taken in order, each once."""
         config, step = self.config, self.step
         assert self.engine is not None
-        items = [self.players.environment.train_item(n) for n in range(*self._items(step))]
+        first = step * tasks_per_step(config) + place
+        items = [self.players.environment.train_item(n) for n in range(first, first + count)]
         collector = self.players.collector(self.engine, config.grpo.temperature)
-        work = collect_groups(collector, items, group_size=config.env.group_size, seed=config.seed, step=step)
-        groups = await self.stop.guard(work)
+        options = {"group_size": config.env.group_size, "seed": config.seed, "step": step, "first_place": place}
+        groups = await self.stop.guard(collect_groups(collector, items, **options))
         await self._require_some(_episodes(groups), f"step {step + 1}", {"train": _episodes(groups)})
         return groups
 
@@ -322,12 +329,8 @@ class Trainer:
                 f"{error}. What they did is in {self.run_folder.episodes}; mend the cause and go on with --resume"
             ) from error
 
-    def _items(self, step: int) -> tuple[int, int]:
-        """The prompt cursor before and after a step: tasks are taken in order, each once."""
-        return step * self.config.env.groups_per_step, (step + 1) * self.config.env.groups_per_step
-
-    def _alarms(self, values: Mapping[str, float | None], groups: list[Group], signal: Signal) -> None:
-        self.rewards.append(step_rewards(groups, signal.groups_constant))
+    def _alarms(self, values: Mapping[str, float | None], collected: Collected) -> None:
+        self.rewards.append(step_rewards(collected.played, collected.signal.groups_constant))
         for line in reward_alarms(self.rewards):
             self.log.progress.print(f"warning: {line}")
         deviation = values.get("update/first_pass_ratio_deviation") or 0.0
@@ -393,7 +396,7 @@ class Trainer:
     def _host_state(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "cursor": self._items(self.step)[0],
+            "cursor": self.step * tasks_per_step(self.config),
             "policy_version": self.step,
             "config": dump(self.config),
             "before": self.before,

@@ -393,6 +393,7 @@ def test_options_with_effect_are_none():
         (["grpo.advantage=pass_at_k"], ["grpo.pass_k (4) must be below env.group_size (4)", "lower it"]),
         (["grpo.advantage=gdpo", "grpo.beta=0.1", "grpo.kl_in=reward"], ["gdpo normalises each part", "kl_in to loss"]),
         (["grpo.advantage=gdpo", "grpo.outcome_policy.length=penalise"], ["no outcome to penalise"]),
+        (["grpo.advantage=batch_norm", "grpo.dynamic_sampling=1"], ["learns from them, too", "dynamic_sampling to 0"]),
         (["grpo.overlong_cache=10"], ["env.max_episode_tokens, which is null", "set it"]),
         (["grpo.overlong_cache=10", "env.max_episode_tokens=9"], ["grpo.overlong_cache (10) exceeds", "(9)"]),
         (["learner.row_widths=[512, 128, 4096]"], ["ascending"]),

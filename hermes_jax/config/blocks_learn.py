@@ -129,6 +129,13 @@ class GRPOConfig(Block):
         ge=0,
     )
     overlong_penalty: float = option(1.0, "What an episode of full length loses of its reward.", gt=0)
+    dynamic_sampling: int = option(
+        0,
+        "DAPO's dynamic sampling: groups without variance are replaced by groups of other tasks, up to so many times "
+        "env.groups_per_step more in a step; 0 = never.",
+        "collections",
+        ge=0,
+    )
     max_skipped_steps: int = option(
         5, "So many updates in a row skipped for non-finite gradients stop the run.", "updates", ge=1
     )

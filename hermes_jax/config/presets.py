@@ -3,7 +3,8 @@
 | preset | numbers from |
 |---|---|
 | `grpo` | DeepSeekMath, arXiv:2402.03300: KL weight 0.04, k3 in the loss, mean over each answer; clip 0.2 as in PPO |
-| `dapo` | arXiv:2503.14476: clip 0.2/0.28, mean over all tokens, no KL |
+| `dapo` | arXiv:2503.14476: clip 0.2/0.28, mean over all tokens, no KL, dynamic sampling (it names no budget: 2); its |
+| | soft punishment needs a length: `overlong_cache` of a fifth of `env.max_episode_tokens` |
 | `dr_grpo` | arXiv:2503.20783: no division by standard deviation or length, clip 0.2, no KL |
 | `gspo` | arXiv:2507.18071: the sequence's ratio, clip 3e-4/4e-4, no KL |
 | `cispo` | MiniMax-M1, arXiv:2506.13585: no lower bound, no KL, mean over all tokens (*) |
@@ -32,6 +33,7 @@ _PLAIN: dict[str, Any] = {
     "entropy_coef": 0.0,
     "correction": "none",
     "overlong_cache": None,
+    "dynamic_sampling": 0,
     "aggregation": "token_mean",
     "advantage": "group_mean_std",
 }
@@ -40,7 +42,7 @@ _CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "grpo": _PLAIN | _CLIP | {"beta": 0.04, "kl_in": "loss", "kl_kind": "k3", "aggregation": "sequence_mean"},
-    "dapo": _PLAIN | {"clip_low": 0.2, "clip_high": 0.28},
+    "dapo": _PLAIN | {"clip_low": 0.2, "clip_high": 0.28, "dynamic_sampling": 2},
     "dr_grpo": _PLAIN | _CLIP | {"advantage": "group_mean", "aggregation": "constant"},
     "gspo": _PLAIN | {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
     "cispo": _PLAIN | {"objective": "cispo", "clip_low": None, "clip_high": 4.0},

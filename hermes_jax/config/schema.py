@@ -141,6 +141,11 @@ def _objective_conflicts(config: Config) -> list[tuple[bool, str]]:
             "one best, and no member differs from another; lower it",
         ),
         (
+            grpo.advantage == "batch_norm" and grpo.dynamic_sampling > 0,
+            "grpo.dynamic_sampling replaces groups whose rewards are equal, but grpo.advantage: batch_norm learns from "
+            "them, too; set grpo.dynamic_sampling to 0",
+        ),
+        (
             grpo.advantage == "gdpo" and _changes_rewards(grpo),
             "grpo.advantage: gdpo normalises each part of the reward by itself, so nothing can be taken off the whole: "
             "set grpo.overlong_cache to null, grpo.kl_in to loss and no outcome to penalise, or choose another",

@@ -49,6 +49,7 @@ class Signal:
         trained: whether each sequence carries loss.
         groups_constant: groups without signal because all valid rewards are equal.
         groups_too_few: groups with fewer than two valid rewards.
+        degenerate: of each group, whether it is one of these.
         advantages: one per episode, in the order of the groups.
     """
 
@@ -57,6 +58,7 @@ class Signal:
     trained: list[bool]
     groups_constant: int
     groups_too_few: int
+    degenerate: np.ndarray
     advantages: np.ndarray
 
 
@@ -104,6 +106,7 @@ def make_signal(
         trained=[not masked[at] for _, at in found],
         groups_constant=int(result.constant.sum()),
         groups_too_few=int(result.too_few.sum()),
+        degenerate=result.degenerate,
         advantages=result.advantages,
     )
 

@@ -76,7 +76,7 @@ class Collector:
 
 
 async def collect_groups(
-    collector: Collector, items: Sequence[Item], *, group_size: int, seed: int, step: int
+    collector: Collector, items: Sequence[Item], *, group_size: int, seed: int, step: int, first_place: int = 0
 ) -> list[Group]:
     """Plays `group_size` episodes of each item; groups come in the order of the items.
 
@@ -87,13 +87,14 @@ async def collect_groups(
     Args:
         seed: of the run.
         step: number of this collection.
+        first_place: place of the first item, when the step has collected others before.
 
     Raises:
         WorkerServerDied: the collector's server has ended; the other episodes, which could only fail, were cancelled.
     """
     work = _all(
         collect_group(collector, item, group_size=group_size, seed=fold_seed(seed, step, place))
-        for place, item in enumerate(items)
+        for place, item in enumerate(items, first_place)
     )
     return await (work if collector.server is None else collector.server.guard(work))
 

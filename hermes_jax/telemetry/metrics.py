@@ -61,7 +61,8 @@ _COUNTERS = {
 """Counters of an episode; the metric is their mean over all episodes of the step."""
 
 _GROUPS = {
-    "groups/count": Metric("groups", "tasks of the step"),
+    "groups/count": Metric("groups", "tasks of the step, refills included"),
+    "groups/trained": Metric("groups", "those trained on; fewer than tasks with grpo.dynamic_sampling"),
     "groups/constant": Metric("share", "zero-variance groups: all valid rewards are equal, they teach nothing"),
     "groups/too_few": Metric("share", "groups with fewer than two valid rewards"),
 }

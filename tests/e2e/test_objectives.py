@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hermes_jax.telemetry.episodes import load_episodes
-from tests.e2e.runs import Command, metrics
+from tests.e2e.runs import Command, kill_when, metrics
 
 SHORT = ("env.total_steps=2", "env.eval_episodes=0", "checkpoint.every_steps=0")
 
@@ -67,3 +67,32 @@ def test_kl_in_the_reward(command: Command, tmp_path: Path) -> None:
         np.testing.assert_allclose((found - without).sum(axis=1), 0, atol=1e-9)
         assert row["train/kl_penalty"] != 0
         assert "update/kl_loss" not in row, "it stands in one place"
+
+
+REFILL = ("grpo.dynamic_sampling=2", "env.group_size=2", "env.total_steps=4", "env.eval_episodes=0")
+
+
+def test_dynamic_sampling_is_the_same_after_a_kill(command: Command, tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = (*REFILL, "checkpoint.every_steps=2")
+    command.train(f"run_dir={straight}", *options)
+    process = command.start("train", "--config", "tiny.yaml", f"run_dir={killed}", *options)
+    kill_when(process, (killed / "checkpoints" / "2").exists)
+    process.communicate()
+    assert "resumed from the checkpoint of step 2" in command.run("train", "--resume", killed).out
+    assert metrics(killed) == metrics(straight)
+
+    rows = steps(straight)
+    assert sum(row["groups/count"] for row in rows) > 2 * 4, "something was replaced"
+    for step, row in enumerate(rows, start=1):
+        played = list(load_episodes(straight, step=step, kind="train"))
+        tasks = list(dict.fromkeys(episode["task_id"] for episode in played))
+        first = 6 * (step - 1)
+        assert tasks == [f"train-{first + n}" for n in range(int(row["groups/count"]))], "each step has its own tasks"
+        rewards = np.reshape([episode["reward"] for episode in played], (-1, 2))
+        advantages = np.reshape([episode["advantage"] for episode in played], (-1, 2))
+        useful = np.flatnonzero(rewards[:, 0] != rewards[:, 1])
+        assert len(useful) == 2 or len(tasks) == 6, "it went on as long as it should"
+        assert np.flatnonzero(advantages[:, 0]).tolist() == useful[:2].tolist()
+        assert row["groups/trained"] == (len(useful[:2]) or 2)
+        assert row["groups/constant"] == pytest.approx(1 - len(useful) / len(tasks))
