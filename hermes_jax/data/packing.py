@@ -30,6 +30,7 @@ class PackedBatch(NamedTuple):
         rollout_logprobs, old_logprobs, ref_logprobs: log-probs (nats) under the behaviour policy, the policy at the
             start of the step, and the reference; 0 where unknown or padding.
         temperature: sampling temperature of the token, 1 where it was not sampled.
+        turn, policy_version: number of the model's turn and version of the weights; -1 where it was not sampled.
     """
 
     tokens: Int[Any, "micro rows width"]
@@ -41,6 +42,8 @@ class PackedBatch(NamedTuple):
     old_logprobs: Float[Any, "micro rows width"]
     ref_logprobs: Float[Any, "micro rows width"]
     temperature: Float[Any, "micro rows width"]
+    turn: Int[Any, "micro rows width"]
+    policy_version: Int[Any, "micro rows width"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +189,8 @@ def _fill_batch(sequences: Sequence[TrainingSequence], layout: Layout) -> Packed
         old_logprobs=np.zeros(layout.shape, np.float32),
         ref_logprobs=np.zeros(layout.shape, np.float32),
         temperature=put([t.temperature for t in trajectories], np.float32, 1.0),
+        turn=put([t.turn for t in trajectories], np.int32, -1),
+        policy_version=put([t.policy_version for t in trajectories], np.int32, -1),
     )
 
 

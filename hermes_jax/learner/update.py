@@ -137,6 +137,10 @@ def _objective_view(batch: PackedBatch, logprobs: Array, entropy: Array, known: 
         segment_ids=batch.segment_ids,
         advantages=batch.advantages,
         entropy=entropy,
+        positions=batch.positions,
+        turn=batch.turn,
+        policy_version=batch.policy_version,
+        temperature=batch.temperature,
         **{name: getattr(batch, name) for name in known},
     )
 

@@ -8,6 +8,7 @@ from hermes_jax.objectives.advantages import (
     pass_at_k_advantages,
 )
 from hermes_jax.objectives.aggregation import AGGREGATIONS, Denominators, aggregate, count_denominators
+from hermes_jax.objectives.check import LossReport, check_loss, try_loss
 from hermes_jax.objectives.correction import (
     CORRECTION_MODES,
     Correction,
@@ -38,11 +39,13 @@ from hermes_jax.objectives.policy import (
     gmpo_loss,
     gspo_loss,
     gspo_token_loss,
+    guard,
     reinforce_loss,
     sapo_loss,
 )
 from hermes_jax.objectives.segments import clean, safe_divide, segment_means, segment_totals
 from hermes_jax.objectives.spec import ObjectiveSpec
+from hermes_jax.objectives.user_loss import LossError
 from hermes_jax.objectives.value import value_loss
 
 __all__ = [
@@ -54,6 +57,8 @@ __all__ = [
     "AdvantageResult",
     "Correction",
     "Denominators",
+    "LossError",
+    "LossReport",
     "Mean",
     "Metrics",
     "ObjectiveSpec",
@@ -62,6 +67,7 @@ __all__ = [
     "Surrogate",
     "TokenLosses",
     "aggregate",
+    "check_loss",
     "cispo_loss",
     "clean",
     "clip_loss",
@@ -76,6 +82,7 @@ __all__ = [
     "group_advantages",
     "gspo_loss",
     "gspo_token_loss",
+    "guard",
     "kl_estimate",
     "kl_in_sequence_rewards",
     "kl_in_token_rewards",
@@ -94,6 +101,7 @@ __all__ = [
     "segment_totals",
     "soft_overlong_penalty",
     "token_losses",
+    "try_loss",
     "value_loss",
     "weight_metrics",
     "whiten",

@@ -15,6 +15,7 @@ from hermes_jax.objectives.metrics import Metrics, masked_max, masked_mean, mask
 from hermes_jax.objectives.policy import Surrogate
 from hermes_jax.objectives.segments import clean, safe_divide
 from hermes_jax.objectives.spec import ObjectiveSpec
+from hermes_jax.objectives.user_loss import call_loss
 
 
 class PolicyBatch(NamedTuple):
@@ -29,6 +30,10 @@ class PolicyBatch(NamedTuple):
         ref_logprobs: under the reference model; needed where the spec has a KL term.
         rollout_logprobs: as the serving engine reported them; NaN = not reported. Needed for a correction.
         entropy: of the policy's next-token distribution, in nats; needed for an entropy bonus, else only measured.
+        positions: place of the token in its sequence, from 0.
+        turn: number of the model's turn that the token belongs to, from 0; -1 where it was not sampled.
+        policy_version: version of the weights that sampled the token; -1 where it was not sampled.
+        temperature: at which the token was sampled.
     """
 
     logprobs: Float[Array, "rows width"]
@@ -39,6 +44,10 @@ class PolicyBatch(NamedTuple):
     ref_logprobs: Float[Array, "rows width"] | None = None
     rollout_logprobs: Float[Array, "rows width"] | None = None
     entropy: Float[Array, "rows width"] | None = None
+    positions: Int[Array, "rows width"] | None = None
+    turn: Int[Array, "rows width"] | None = None
+    policy_version: Int[Array, "rows width"] | None = None
+    temperature: Float[Array, "rows width"] | None = None
 
 
 class TokenLosses(NamedTuple):
@@ -89,14 +98,7 @@ def token_losses(batch: PolicyBatch, spec: ObjectiveSpec) -> TokenLosses:
     """Surrogate times correction weight per token, 0 outside the mask; without KL and entropy."""
     logprobs = clean(batch.logprobs, batch.loss_mask)
     old = lax.stop_gradient(logprobs if batch.old_logprobs is None else clean(batch.old_logprobs, batch.loss_mask))
-    arrays = {
-        "logprobs": logprobs,
-        "old_logprobs": old,
-        "advantages": clean(batch.advantages, batch.loss_mask),
-        "loss_mask": batch.loss_mask,
-        "segment_ids": batch.segment_ids,
-    }
-    surrogate = _call(spec, arrays)
+    surrogate = _surrogate(batch._replace(logprobs=logprobs, old_logprobs=old), spec)
     if spec.correction is None:
         return TokenLosses(clean(surrogate.loss, batch.loss_mask), surrogate, old, None)
     rollout = rollout_weights(old, _given(batch.rollout_logprobs), batch.loss_mask, batch.segment_ids, spec.correction)
@@ -121,11 +123,18 @@ def check_batch(batch: PolicyBatch, spec: ObjectiveSpec) -> None:
             raise ValueError(f"{name} has shape {jnp.shape(array)}, loss_mask {shape}; all arrays are [rows, width]")
 
 
-def _call(spec: ObjectiveSpec, arrays: dict[str, Array]) -> Surrogate:
-    """Calls the surrogate loss with the arrays and options that it names."""
-    options = {name: getattr(spec, name) for name in spec.options}
-    wanted = {name: array for name, array in arrays.items() if name in spec.arrays}
-    return spec.function(**wanted, **options)
+def _surrogate(batch: PolicyBatch, spec: ObjectiveSpec) -> Surrogate:
+    """Calls the loss with the arrays and options that it names; floating-point ones are 0 outside the mask.
+
+    A rollout log-prob that is not known is the old one, as in a correction: no difference.
+    """
+    arrays = {name: getattr(batch, name) for name in spec.arrays}
+    if (rollout := arrays.get("rollout_logprobs")) is not None:
+        arrays["rollout_logprobs"] = jnp.where(jnp.isfinite(rollout), rollout, _given(batch.old_logprobs))
+    for name, array in arrays.items():
+        if array is not None and jnp.issubdtype(array.dtype, jnp.floating):
+            arrays[name] = clean(array, batch.loss_mask)
+    return call_loss(spec.function, arrays, {name: getattr(spec, name) for name in spec.options}, batch.loss_mask.shape)
 
 
 def _reduce(per_token: Array, batch: PolicyBatch, spec: ObjectiveSpec, denominators: Denominators) -> Array:
@@ -155,6 +164,7 @@ def _surrogate_metrics(tokens: TokenLosses, batch: PolicyBatch) -> Metrics:
         "dual_clip_frac": masked_mean(dual, mask),
         "approx_kl_k1": masked_mean(tokens.old_logprobs - clean(batch.logprobs, mask), mask),
     }
+    means |= {f"policy_loss/{name}": masked_mean(value, mask) for name, value in (surrogate.metrics or {}).items()}
     if surrogate.ratio is None:
         return Metrics(means, {}, {}, {})
     ratio = surrogate.ratio

@@ -30,6 +30,7 @@ class Surrogate(NamedTuple):
     clipped_high: Bool[Array, "*rows width"] | None = None
     clipped_low: Bool[Array, "*rows width"] | None = None
     dual_clipped: Bool[Array, "*rows width"] | None = None
+    metrics: dict[str, Float[Array, "*rows width"]] | None = None
 
 
 def guard(log_ratio: Float[Array, "*shape"], bound: float | None) -> Float[Array, "*shape"]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from hermes_jax.objectives.aggregation import check_mode
 from hermes_jax.objectives.correction import Correction
 from hermes_jax.objectives.kl import KL_KINDS
-from hermes_jax.objectives.policy import OBJECTIVES, Surrogate
-
-ARRAYS = ("logprobs", "old_logprobs", "advantages", "loss_mask", "segment_ids")
-"""The arrays that a surrogate loss may ask for by name."""
+from hermes_jax.objectives.policy import OBJECTIVES
+from hermes_jax.objectives.user_loss import Asked, asked_for, name_of, place_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,8 @@ class ObjectiveSpec:
     """`aggregate(weight * surrogate) + beta * aggregate(kl) - entropy_coef * aggregate(entropy)`.
 
     Attributes:
-        objective: a name of `OBJECTIVES`, or a function like those (it must be hashable to be a static argument).
+        objective: a name of `OBJECTIVES`, or a function like those: see `user_loss` for what it may ask for and return
+            (it must be hashable to be a static argument).
         clip_low, clip_high: distances of the clip range from ratio 1; None = no bound on that side.
         dual_clip: bound `c > 1` on the ratio of tokens with negative advantage; None = off.
         tau_pos, tau_neg: temperatures of `sapo`.
@@ -35,7 +34,7 @@ class ObjectiveSpec:
         correction: weights for the difference between serving engine and trainer; None = off.
     """
 
-    objective: str | Callable[..., Surrogate] = "clip"
+    objective: str | Callable[..., Any] = "clip"
     clip_low: float | None = 0.2
     clip_high: float | None = 0.28
     dual_clip: float | None = None
@@ -61,19 +60,27 @@ class ObjectiveSpec:
             raise ValueError(f"beta={self.beta} has no KL term to weigh; set kl to one of {', '.join(KL_KINDS)}")
 
     @property
-    def function(self) -> Callable[..., Surrogate]:
+    def function(self) -> Callable[..., Any]:
         """The surrogate loss."""
         return OBJECTIVES[self.objective] if isinstance(self.objective, str) else self.objective
 
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays that the surrogate loss asks for."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name in ARRAYS)
+        return self._asked.arrays
 
     @property
     def options(self) -> tuple[str, ...]:
         """The fields of this spec that the surrogate loss uses."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name not in ARRAYS)
+        return self._asked.options
+
+    @property
+    def _asked(self) -> Asked:
+        return asked_for(self.function, self._known)
+
+    @property
+    def _known(self) -> list[str]:
+        return [field.name for field in fields(self) if field.name != "objective"]
 
     def formula(self) -> str:
         """The objective in one line, with the numbers in force."""
@@ -86,7 +93,9 @@ class ObjectiveSpec:
             line += f" + {self.beta:g} * {self._aggregated(f'{self.kl}(lp - ref{clamp})')}"
         if self.entropy_coef != 0:
             line += f" - {self.entropy_coef:g} * {self._aggregated('entropy')}"
-        if ratio := _ratio(self):
+        if not isinstance(self.objective, str):
+            line += f"; {name_of(self.objective)} = {place_of(self.objective)}, in place of a named objective"
+        elif ratio := _ratio(self):
             line += f"; {ratio}"
         return line if self.correction is None else f"{line}; w = {self.correction}"
 
@@ -113,12 +122,7 @@ class ObjectiveSpec:
             raise ValueError(
                 f"unknown objective {self.objective!r}; choose one of {', '.join(OBJECTIVES)}, or a function"
             )
-        known = {field.name for field in fields(self)}
-        if unknown := [name for name in self.options if name not in known]:
-            raise ValueError(
-                f"the objective function asks for {', '.join(unknown)}; it may ask for the arrays {', '.join(ARRAYS)} "
-                f"and the fields of ObjectiveSpec"
-            )
+        asked_for(self.function, self._known)
 
     def _check_bounds(self) -> None:
         for name in ("clip_low", "clip_high", "beta"):
@@ -135,8 +139,7 @@ class ObjectiveSpec:
 
 def _equation(spec: ObjectiveSpec) -> str:
     if not isinstance(spec.objective, str):
-        name = getattr(spec.objective, "__name__", "custom")
-        return f"{name}({', '.join(f'{option}={getattr(spec, option)}' for option in spec.options)})"
+        return f"{name_of(spec.objective)}({', '.join(f'{option}={getattr(spec, option)}' for option in spec.options)})"
     low = "-inf" if spec.clip_low is None else f"{1 - spec.clip_low:g}"
     high = "inf" if spec.clip_high is None else f"{1 + spec.clip_high:g}"
     clipped = f"-min(r A, clip(r, {low}, {high}) A)"

@@ -84,6 +84,7 @@ _EVAL = {
 _UPDATE = {
     "update/loss": Metric("", "the whole loss"),
     "update/policy_loss": Metric("", "the aggregated surrogate"),
+    "policy_loss/<name>": Metric("", "a metric of your own policy loss, mean over trained tokens"),
     "update/kl_loss": Metric("nats", "the aggregated KL term, before beta"),
     "update/kl_mean": Metric("nats", "token mean of the KL estimate to the start that the loss uses"),
     "update/kl_ref_k1": Metric("nats", "KL of the policy to the start, estimator k1: token mean of lp - ref"),

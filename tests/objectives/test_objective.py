@@ -126,7 +126,9 @@ def test_a_function_of_ones_own_is_an_objective():
     loss, metrics = policy_objective(small_batch(), spec, TWO)
     np.testing.assert_allclose(loss, (-4.0 + 9.0) / 2)
     assert "ratio_mean" not in finish_metrics(metrics)
-    assert spec.formula() == "loss = token_mean[squared(beta=0.0)]"
+    line = spec.formula()
+    assert line.startswith("loss = token_mean[squared(beta=0.0)]; squared = tests.objectives.test_objective:test_a_")
+    assert line.endswith("squared, in place of a named objective")
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_that_of_reinforce():

@@ -87,7 +87,8 @@ def test_every_metric_of_the_real_update_is_documented(kl):
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3))
     spec = ObjectiveSpec(kl=kl, beta=0.1 if kl else 0.0, correction=Correction("token_truncate", max=2.0))
     step = make_update_step(config, spec, optimizer, mesh, ForwardOptions(), known=OPTIONAL)
-    kinds = dict.fromkeys(("tokens", "segment_ids", "positions"), jnp.int32) | {"loss_mask": jnp.bool_}
+    integers = ("tokens", "segment_ids", "positions", "turn", "policy_version")
+    kinds = dict.fromkeys(integers, jnp.int32) | {"loss_mask": jnp.bool_}
     arrays = {name: jax.ShapeDtypeStruct((1, 2, 16), kinds.get(name, jnp.float32)) for name in PackedBatch._fields}
     state = abstract_state(abstract_params(config), optimizer, mesh, config)
     _, metrics = jax.eval_shape(step, state, PackedBatch(**arrays))
