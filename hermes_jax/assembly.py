@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from hermes_jax.models import (
     stop_ids,
 )
 from hermes_jax.models.folder import stored_tensors
-from hermes_jax.objectives import Correction, ObjectiveSpec
+from hermes_jax.objectives import Correction, LossError, ObjectiveSpec, try_loss
 from hermes_jax.rollout.codec import as_codec, placeholder_ids
 from hermes_jax.run_folder import RunFolder
 
@@ -146,13 +147,36 @@ def forward_options(config: Config, policy: Policy) -> ForwardOptions:
     )
 
 
-def objective_spec(config: Config) -> ObjectiveSpec:
-    """What the `grpo` block minimises."""
+def objective_spec(config: Config, policy_loss: Callable[..., Any] | None = None) -> ObjectiveSpec:
+    """What the `grpo` block minimises; a loss of the user's own is tried on a small batch first.
+
+    Args:
+        config: of the run.
+        policy_loss: in place of `grpo.policy_loss`.
+
+    Raises:
+        ConfigError: the loss can't be imported, or is not what it should be.
+    """
+    option = "policy_loss" if policy_loss is not None else "grpo.policy_loss"
+    if policy_loss is not None and config.grpo.policy_loss is not None:
+        raise ConfigError(f"policy_loss and grpo.policy_loss ({config.grpo.policy_loss}) are both given: choose one")
+    if config.grpo.policy_loss is not None:
+        policy_loss = load_function(config.grpo.policy_loss, option)
+    try:
+        spec = _objective_spec(config, policy_loss)
+        if policy_loss is not None:
+            try_loss(spec)
+    except LossError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    return spec
+
+
+def _objective_spec(config: Config, policy_loss: Callable[..., Any] | None) -> ObjectiveSpec:
     grpo = config.grpo
-    clips = grpo.objective not in ("reinforce", "sapo", "dppo")
+    clips = grpo.objective not in ("reinforce", "sapo", "dppo") or policy_loss is not None
     in_loss = grpo.beta > 0 and grpo.kl_in == "loss"
     return ObjectiveSpec(
-        objective=grpo.objective,
+        objective=grpo.objective if policy_loss is None else policy_loss,
         clip_low=grpo.clip_low if clips else None,
         clip_high=grpo.clip_high if clips else None,
         dual_clip=grpo.dual_clip,
@@ -198,20 +222,28 @@ def _correction(config: Config) -> Correction | None:
     return Correction(mode, max=high) if "truncate" in mode else Correction(mode, low=low, high=high)
 
 
-def grpo_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
-    """The objective and optimizer of the `grpo` and `optimizer` blocks."""
-    grpo, spec = config.grpo, objective_spec(config)
-    updates = config.env.total_steps * grpo.iterations_per_batch * grpo.mini_batches
-    optimizer = make_optimizer(_optimizer_config(config.optimizer, updates))
+def grpo_optimizer(config: Config) -> Optimizer:
+    """The optimizer of the `optimizer` block."""
+    return make_optimizer(_optimizer_config(config.optimizer, config.total_updates))
+
+
+def grpo_phase(config: Config, policy: Policy, mesh: Mesh, spec: ObjectiveSpec | None = None) -> Phase:
+    """The objective (by default that of `objective_spec`) and optimizer of the `grpo` and `optimizer` blocks."""
+    spec, optimizer = spec or objective_spec(config), grpo_optimizer(config)
     options = forward_options(config, policy)
     known = ("old_logprobs", "rollout_logprobs", "ref_logprobs")
     return Phase(spec, optimizer, make_update_step(policy.config, spec, optimizer, mesh, options, known=known))
 
 
+def warm_start_optimizer(config: Config) -> Optimizer:
+    """The optimizer of the `warm_start` block."""
+    return make_optimizer(_optimizer_config(config.warm_start, config.warm_start.steps, config.optimizer))
+
+
 def warm_start_phase(config: Config, policy: Policy, mesh: Mesh) -> Phase:
     """Imitation by the same learner: `reinforce` with advantage 1 on scripted episodes."""
     spec = ObjectiveSpec(objective="reinforce", aggregation="token_mean")
-    optimizer = make_optimizer(_optimizer_config(config.warm_start, config.warm_start.steps, config.optimizer))
+    optimizer = warm_start_optimizer(config)
     options = forward_options(config, policy)
     return Phase(spec, optimizer, make_update_step(policy.config, spec, optimizer, mesh, options, known=()))
 

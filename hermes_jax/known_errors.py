@@ -13,6 +13,7 @@ from hermes_jax.episode_failures import NothingPlayed
 from hermes_jax.learner.checkpoint import CheckpointError
 from hermes_jax.learning import TooManySkipped
 from hermes_jax.models import ModelFolderError, UnsupportedModelError
+from hermes_jax.objectives import LossError
 from hermes_jax.rollout.template import TemplateError
 from hermes_jax.run_folder import RunFolderError
 from hermes_jax.tools.backends import BackendUnavailable
@@ -45,6 +46,7 @@ KNOWN_ERRORS = (
     ConfigError,
     DiskError,
     EngineError,
+    LossError,
     ModelFolderError,
     NothingPlayed,
     RunFolderError,

@@ -14,6 +14,7 @@ from hermes_jax.config import Config
 from hermes_jax.data.buckets import Buckets, Shape
 from hermes_jax.data.packing import PackedBatch, pack
 from hermes_jax.learner.mesh import param_shardings
+from hermes_jax.learner.optimizer import Optimizer
 from hermes_jax.learner.score import make_score
 from hermes_jax.learner.state import TrainState, abstract_state, init_state
 from hermes_jax.models import abstract_params, load_model
@@ -51,9 +52,9 @@ class Learning:
         """A fresh optimizer for `params`, which are copied."""
         self.state = init_state(params, phase.optimizer, self.mesh, self.policy.config)
 
-    def abstract(self, phase: Phase) -> TrainState:
-        """What a checkpoint of this phase is restored into."""
-        return abstract_state(abstract_params(self.policy.config), phase.optimizer, self.mesh, self.policy.config)
+    def abstract(self, optimizer: Optimizer) -> TrainState:
+        """What a checkpoint of a phase with this optimizer is restored into."""
+        return abstract_state(abstract_params(self.policy.config), optimizer, self.mesh, self.policy.config)
 
     def score_batches(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """The batches with log-probs of the present policy (`old`) and of the reference."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from hermes_jax.assembly import Policy, grpo_phase, read_policy, warm_start_phase
+from hermes_jax.assembly import Policy, grpo_optimizer, read_policy, warm_start_optimizer
 from hermes_jax.config import Config, ConfigError, load
 from hermes_jax.learner.checkpoint import CheckpointError, Checkpoints
 from hermes_jax.learning import Learning
@@ -89,8 +89,8 @@ def read_params(
     step = saved.step
     if best:
         step = _best_step(checkpoints, folder, config)
-    phase = (warm_start_phase if saved.warm_start else grpo_phase)(config, policy, mesh)
-    restored = checkpoints.restore(learning.abstract(phase), step)
+    optimizer = (warm_start_optimizer if saved.warm_start else grpo_optimizer)(config)
+    restored = checkpoints.restore(learning.abstract(optimizer), step)
     jax.tree.map(lambda x: x.delete(), restored.state.opt_state)
     return restored.state.params, restored.step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hermes_jax.assembly import (
     Phase,
     expected_sequences,
     grpo_phase,
+    objective_spec,
     load_function,
     objective_lines,
     open_engine,
@@ -64,10 +65,20 @@ class Trainer:
         run: its folder, from `open_run_folder`.
         worker: started before jax was imported.
         resume: go on from the newest whole checkpoint.
+        policy_loss: a loss per token in place of the one that `grpo.objective` names; see docs/losses.md.
     """
 
-    def __init__(self, config: Config, run: RunFolder, worker: WorkerServer, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        worker: WorkerServer,
+        *,
+        resume: bool = False,
+        policy_loss: Callable[..., Any] | None = None,
+    ) -> None:
         self.config, self.run_folder, self.worker, self.resume = config, run, worker, resume
+        self.policy_loss = policy_loss
         self.saving = Saving(config, run)
         self.stop = StopSignal(self.saving.how_to_go_on)
         self.phase: Phase | None = None
@@ -108,6 +119,7 @@ class Trainer:
     async def _open(self) -> None:
         """Makes the parts. Whatever can be found wrong is found before the run folder is touched."""
         config, run = self.config, self.run_folder
+        self.spec = await self.device.submit(objective_spec, config, self.policy_loss)
         stage = await open_stage(config, self.worker)
         if config.model.builder is None:
             await self._open_policy(stage)
@@ -211,7 +223,7 @@ class Trainer:
         config, run = self.config, self.run_folder
         start = run.start if run.start.exists() else self.policy.folder
         self.part, self.learning.state = TRAIN, None  # what the warm start leaves is in the folder
-        self.phase = await self.device.submit(grpo_phase, config, self.policy, self.mesh)
+        self.phase = await self.device.submit(grpo_phase, config, self.policy, self.mesh, self.spec)
         self.step = await self._begin(self.phase, start)
         self.learning.reference = await self.device.submit(self.learning.load, start)
         params = self.learning.state.params if self.learning.state else None
@@ -377,7 +389,7 @@ class Trainer:
             params = await self.device.submit(self.learning.load, folder)
             await self.device.submit(self.learning.begin, phase, params)
             return 0
-        abstract = await self.device.submit(self.learning.abstract, phase)
+        abstract = await self.device.submit(self.learning.abstract, phase.optimizer)
         restored = await self.device.submit(self.saving.restore, self.part, abstract, found)
         self.learning.state = restored.state
         self.before, self.evaluated = restored.host["before"], restored.host["evaluated"]

@@ -49,6 +49,9 @@ class GRPOConfig(Block):
         "geometric mean of the sequence's clipped ratios, dppo = tokens whose probability moved far are masked, "
         "reinforce = -advantage * log-prob.",
     )
+    policy_loss: str | None = option(
+        None, "A per-token loss of your own, 'module:function', in place of objective; see docs/losses.md."
+    )
     clip_low: float | None = option(
         0.2, "The ratio is clipped below at 1 - clip_low (Hermes: epsilon_clip); null = no bound.", ge=0, lt=1
     )

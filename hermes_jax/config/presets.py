@@ -28,6 +28,7 @@ PresetName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "rloo",
 
 _PLAIN: dict[str, Any] = {
     "objective": "clip",
+    "policy_loss": None,
     "dual_clip": None,
     "beta": 0.0,
     "entropy_coef": 0.0,
