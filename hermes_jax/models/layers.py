@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from hermes_jax.models.attention import Place, Window, attend, cache_mask, packed_attention
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.rope import rotate
 
@@ -36,7 +37,6 @@ class Context(NamedTuple):
     slots: Int[Array, " batch"] | None
 
 
-Window = int | Array | None  # positions that a token sees, itself included; None = all before it
 LayerCache = tuple[Float[Array, "slots kv width dim"], Float[Array, "slots kv width dim"]]
 
 
@@ -81,13 +81,12 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "batch time hidden"], LayerCache | None]:
         q, k, v = self._project(x, context)
         if cache is None:
-            keys, values = k, v
-            mask = packed_mask(context.positions, context.segments, window)
+            out = packed_attention(q, k, v, Place(context.positions, context.segments), window)
         else:
             cache = write_cache(cache, k, v, context.positions, context.slots)
             keys, values = cache if context.slots is None else (cache[0][context.slots], cache[1][context.slots])
             mask = cache_mask(context.positions, keys.shape[2], window)
-        out = attend(q, keys.astype(q.dtype), values.astype(q.dtype), mask)
+            out = attend(q, keys.astype(q.dtype), values.astype(q.dtype), mask)
         return self.o(out), cache
 
     def _project(self, x: Array, context: Context) -> tuple[Array, Array, Array]:
@@ -101,41 +100,6 @@ class Attention(nnx.Module):
         q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
         q = q.reshape(batch, time, config.n_kv_heads, -1, config.head_dim).transpose(0, 2, 3, 1, 4)
         return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
-
-
-def attend(
-    q: Float[Array, "batch kv group time dim"],
-    k: Float[Array, "batch kv keys dim"],
-    v: Float[Array, "batch kv keys dim"],
-    mask: Bool[Array, "batch time keys"],
-) -> Float[Array, "batch time heads_dim"]:
-    """Softmax attention; scores and softmax in fp32.
-
-    A masked key has weight exactly 0, so any finite `v` beside it has no influence; its `k` may be anything.
-    """
-    scores = jnp.einsum("bkgtd,bksd->bkgts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    out = jnp.einsum("bkgts,bksd->btkgd", weights, v)
-    return out.reshape(*out.shape[:2], -1)
-
-
-def packed_mask(
-    positions: Int[Array, "batch time"], segments: Int[Array, "batch time"] | None, window: Window
-) -> Bool[Array, "batch time time"]:
-    """A token sees its own segment up to itself, at most `window` positions of it."""
-    distance = positions[:, :, None] - positions[:, None, :]
-    mask = _causal(distance, window)
-    return mask if segments is None else mask & (segments[:, :, None] == segments[:, None, :])
-
-
-def cache_mask(positions: Int[Array, "batch time"], width: int, window: Window) -> Bool[Array, "batch time width"]:
-    """A query sees the cache entries up to its own position, at most `window` of them."""
-    return _causal(positions[:, :, None] - jnp.arange(width), window)
-
-
-def _causal(distance: Array, window: Window) -> Array:
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def write_cache(

@@ -6,7 +6,7 @@ import pytest
 
 from hermes_jax.engines import jax_engine, runner, slots
 from hermes_jax.learner import logprobs
-from hermes_jax.models import layers
+from hermes_jax.models import attention, layers
 from tests.parity.harness import assert_parity, tiny_bench
 from tests.parity.scenarios import (
     SCENARIOS,
@@ -208,13 +208,13 @@ def test_the_learner_counts_positions_on_over_segments(bench, said, monkeypatch)
 
 
 def test_segments_leak_into_each_other(bench, said, monkeypatch):
-    right = layers.packed_mask
+    right = attention.packed_mask
 
-    def wrong(positions, segments, window):
-        width = jnp.arange(positions.shape[1])
-        return right(jnp.broadcast_to(width, positions.shape), None, window)
+    def wrong(queries, keys, window):
+        columns = jnp.broadcast_to(jnp.arange(keys.positions.shape[1]), keys.positions.shape)
+        return right(attention.Place(columns, None), attention.Place(columns, None), window)
 
-    monkeypatch.setattr(layers, "packed_mask", wrong)
+    monkeypatch.setattr(attention, "packed_mask", wrong)
     assert_learner_detected(bench, said)
 
 
@@ -234,8 +234,8 @@ def test_the_learner_does_not_mask_banned_ids(bench, said, monkeypatch):
 
 
 def test_the_learner_misses_the_sliding_window(monkeypatch):
-    right = layers.packed_mask
-    monkeypatch.setattr(layers, "packed_mask", lambda positions, segments, window: right(positions, segments, None))
+    right = attention.packed_mask
+    monkeypatch.setattr(attention, "packed_mask", lambda queries, keys, window: right(queries, keys, None))
     with tiny_bench(**WINDOWED) as bench:
         said = bench.run(second_turn_after_a_tool_result)
         assert_learner_detected(bench, said)
