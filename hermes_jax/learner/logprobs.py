@@ -37,7 +37,7 @@ def token_logprobs(
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
     """(log-prob, entropy) of each token given those before it in its segment, at its own temperature; fp32, nats.
 
-    The first token of a segment has no prediction: its values are meaningless, and it is never in the loss mask.
+    Both are 0 outside the loss mask, where nothing is computed that the loss does not need.
     `batch` is one micro-batch, `[rows, width]`.
     """
     hidden, _ = forward(
@@ -50,13 +50,12 @@ def token_logprobs(
         remat=options.remat,
     )
     predicting = jnp.roll(hidden, 1, axis=1)  # the state at t - 1 predicts token t
-    stats = token_stats(
-        predicting.reshape(-1, hidden.shape[-1]),
+    return token_stats(
+        predicting,
         head_weight(params),
-        batch.tokens.reshape(-1),
-        batch.temperature.reshape(-1),
+        batch.tokens,
+        batch.temperature,
         None if options.banned is None else jnp.asarray(options.banned),
         options.head_chunk,
+        batch.loss_mask,
     )
-    logprobs, entropy = (x.reshape(batch.tokens.shape) for x in stats)
-    return logprobs, entropy

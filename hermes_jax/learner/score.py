@@ -33,8 +33,7 @@ def make_score(config: ModelConfig, mesh: Mesh, options: ForwardOptions) -> Scor
     rows = NamedSharding(mesh, batch_spec())
 
     def one(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
-        logprobs, entropy = token_logprobs(params, config, batch, options)
-        return jnp.where(batch.loss_mask, logprobs, 0.0), jnp.where(batch.loss_mask, entropy, 0.0)
+        return token_logprobs(params, config, batch, options)
 
     def nothing(params: Any, batch: PackedBatch) -> tuple[Array, Array]:
         zeros = jnp.zeros(batch.tokens.shape, jnp.float32)

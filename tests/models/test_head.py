@@ -139,3 +139,42 @@ def test_no_array_of_tokens_times_vocabulary_exists():
     full = tokens * vocab * 4
     assert temporary(chunk) < full / 20
     assert temporary(None) >= full, "the comparison must be able to fail"
+
+
+@pytest.mark.parametrize("chunk", [None, 4, 7, 40])
+def test_only_wanted_tokens_are_computed(case, chunk):
+    """Rows with many, few and no wanted tokens: values and gradients are those of the wanted tokens alone."""
+    rng = np.random.default_rng(1)
+    rows = {name: np.stack([case[name]] * 3) for name in ("hidden", "targets", "temperature")}
+    wanted = rng.random((3, N)) < np.array([[0.7], [0.2], [0.0]])
+    cotangents = rng.normal(size=(2, 3, N)).astype(np.float32)
+
+    def ours(hidden, weight):
+        return token_stats(hidden, weight, rows["targets"], rows["temperature"], case["banned"], chunk, wanted)
+
+    def chosen(hidden, weight):
+        picked = (rows[name][wanted] for name in ("targets", "temperature"))
+        return token_stats(hidden[wanted], weight, *picked, case["banned"])
+
+    values, pull = jax.vjp(ours, rows["hidden"], case["weight"])
+    expected, pull_expected = jax.vjp(chosen, rows["hidden"], case["weight"])
+    for value, want in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value[wanted], want, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(value[~wanted], 0)
+    gradients = zip(pull(tuple(cotangents)), pull_expected(tuple(cotangents[:, wanted])), strict=True)
+    for gradient, want in gradients:
+        np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_without_wanted_tokens_are_left_out(case):
+    """Hidden states that are not numbers there would show in the gradient of the weight: 0 * nan is not 0."""
+    wanted = np.zeros(N, bool)
+    wanted[[3, 11, 17]] = True
+    hidden = np.where(np.arange(N)[:, None] >= 18, np.nan, case["hidden"])
+
+    def total(weight):
+        return token_stats(hidden, weight, case["targets"], case["temperature"], None, 6, wanted)[0].sum()
+
+    assert np.isfinite(jax.grad(total)(case["weight"])).all()
+    hidden[0] = np.nan  # beside the wanted ones in the one chunk that is worked on
+    assert not np.isfinite(jax.grad(total)(case["weight"])).all()
