@@ -21,6 +21,8 @@ BLOCK = 128
 """Tokens per block, at least."""
 MOST_BLOCKS = 16
 """Blocks of a row: each distance between two blocks is a piece of program of its own."""
+CACHE_BLOCK = 256
+"""Tokens of the cache that a decode step reads at once."""
 _MASKED = float(np.finfo(np.float32).min)
 
 
@@ -77,6 +79,45 @@ def attend(
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     out = jnp.einsum("bkgts,bksd->btkgd", weights, v)
     return out.reshape(*out.shape[:2], -1)
+
+
+def attend_one(
+    q: Float[Array, "batch kv group dim"],
+    k: Float[Array, "batch kv width dim"],
+    v: Float[Array, "batch kv width dim"],
+    positions: Int[Array, " batch"],
+    window: Window,
+) -> Float[Array, "batch heads_dim"]:
+    """Attention of one query per row over its cache; the cache is read up to the furthest query only.
+
+    Sums of products, because XLA on CPU computes thousands of tiny matrix products one by one. A block that a row does
+    not see leaves its result as it is, bit for bit: a row's result does not depend on the rows beside it.
+
+    Args:
+        positions: of the queries; the width and more means an idle row, whose result is meaningless.
+    """
+    batch, kv, group, dim = q.shape
+    width = k.shape[2]
+    size = min(width, CACHE_BLOCK)
+    q = q.astype(jnp.float32) * dim**-0.5
+
+    def block(i: Any, found: _Softmax) -> _Softmax:
+        start = jnp.minimum(i * size, width - size)  # the last block may overlap the one before it
+        keys, values = (jax.lax.dynamic_slice_in_dim(x, start, size, axis=2).astype(jnp.float32) for x in (k, v))
+        index = start + jnp.arange(size)
+        mask = _causal(positions[:, None] - index, window) & (index >= i * size)
+        scores = (q[:, :, :, None] * keys[:, :, None]).sum(axis=-1)
+        scores = jnp.where(mask[:, None, None], scores, _MASKED)
+        top = jnp.maximum(found.top, scores.max(axis=-1))
+        weights, kept = jnp.exp(scores - top[..., None]), jnp.exp(found.top - top)
+        sums = (weights[..., None] * values[:, :, None]).sum(axis=3)
+        return _Softmax(top, found.mass * kept + weights.sum(axis=-1), found.values * kept[..., None] + sums)
+
+    nothing = jnp.zeros((batch, kv, group), jnp.float32)
+    found = _Softmax(nothing + _MASKED, nothing, jnp.zeros(q.shape, jnp.float32))
+    furthest = jnp.where(positions < width, positions, 0).max()
+    found = block(0, found) if size == width else jax.lax.fori_loop(0, furthest // size + 1, block, found)
+    return (found.values / found.mass[..., None]).reshape(batch, -1)
 
 
 def packed_mask(queries: Place, keys: Place, window: Window) -> Bool[Array, "*batch queries keys"]:

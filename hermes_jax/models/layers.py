@@ -13,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from hermes_jax.models.attention import Place, Window, attend, cache_mask, packed_attention
+from hermes_jax.models.attention import Place, Window, attend, attend_one, cache_mask, packed_attention
 from hermes_jax.models.config import ModelConfig
 from hermes_jax.models.rope import rotate
 
@@ -85,8 +85,7 @@ class Attention(nnx.Module):
         else:
             cache = write_cache(cache, k, v, context.positions, context.slots)
             keys, values = cache if context.slots is None else (cache[0][context.slots], cache[1][context.slots])
-            mask = cache_mask(context.positions, keys.shape[2], window)
-            out = attend(q, keys.astype(q.dtype), values.astype(q.dtype), mask)
+            out = _attend_cache(q, keys, values, context.positions, window)
         return self.o(out), cache
 
     def _project(self, x: Array, context: Context) -> tuple[Array, Array, Array]:
@@ -100,6 +99,19 @@ class Attention(nnx.Module):
         q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
         q = q.reshape(batch, time, config.n_kv_heads, -1, config.head_dim).transpose(0, 2, 3, 1, 4)
         return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+
+def _attend_cache(
+    q: Float[Array, "batch kv group time dim"],
+    keys: Float[Array, "batch kv width dim"],
+    values: Float[Array, "batch kv width dim"],
+    positions: Int[Array, "batch time"],
+    window: Window,
+) -> Float[Array, "batch time heads_dim"]:
+    if q.shape[3] == 1:
+        return attend_one(q[:, :, :, 0], keys, values, positions[:, 0], window)[:, None].astype(q.dtype)
+    mask = cache_mask(positions, keys.shape[2], window)
+    return attend(q, keys.astype(q.dtype), values.astype(q.dtype), mask)
 
 
 def write_cache(

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_jax.models import attention
-from hermes_jax.models.attention import BLOCK, MOST_BLOCKS, Place, attend, packed_attention, packed_mask
+from hermes_jax.models.attention import (
+    BLOCK,
+    CACHE_BLOCK,
+    MOST_BLOCKS,
+    Place,
+    attend,
+    attend_one,
+    cache_mask,
+    packed_attention,
+    packed_mask,
+)
 
 KV, GROUP, DIM = 2, 3, 8
 
@@ -144,3 +154,38 @@ def test_very_long_rows_have_few_larger_blocks(monkeypatch):
         out = packed_attention(*inputs(1, width)[:3], Place(jnp.arange(width)[None], None), None)
         assert out.shape == (1, width, 48)
     assert seen == [2, MOST_BLOCKS]
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), width=st.sampled_from([5, CACHE_BLOCK, CACHE_BLOCK + 1, 3 * CACHE_BLOCK + 100]))
+def test_one_query_per_row_sees_what_plain_attention_sees(data, width):
+    positions = np.array(data.draw(st.lists(st.integers(0, width - 1), min_size=4, max_size=4)), np.int32)
+    window = data.draw(st.sampled_from([None, 1, 100, CACHE_BLOCK + 3]))
+    q, k, v, _ = inputs(4, width, seed=width)
+    q = q[:, :, :, :1]
+    expected = attend(q, k, v, cache_mask(positions[:, None], width, window))[:, 0]
+    np.testing.assert_allclose(attend_one(q[:, :, :, 0], k, v, positions, window), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_the_rows_beside_it_change_no_bit_of_a_row(window):
+    """They decide how far the cache is read, and an idle row (position = width) does not."""
+    width = 4 * CACHE_BLOCK + 10
+    q, k, v, _ = inputs(4, width)
+    run = jax.jit(lambda positions: attend_one(q[:, :, :, 0], k, v, positions, window))
+    results = [run(jnp.array([90, 300, *others])) for others in ([0, 0], [width - 1, 5], [width, width])]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0][:2], other[:2])
+
+
+def test_the_cache_beyond_the_furthest_query_is_not_read():
+    """Infinite values there would show: 0 * inf is not a number."""
+    width = 3 * CACHE_BLOCK
+    q, k, v, _ = inputs(3, width)
+    v = v.at[:, :, 2 * CACHE_BLOCK :].set(jnp.inf)
+    run = jax.jit(lambda positions: attend_one(q[:, :, :, 0], k, v, positions, None))
+    assert jnp.isfinite(run(jnp.array([2 * CACHE_BLOCK - 1, 0, width]))).all()
+    assert not jnp.isfinite(run(jnp.array([2 * CACHE_BLOCK, 0, width]))).all()

@@ -146,6 +146,13 @@ def test_a_publication_changes_the_version_and_not_the_weights(bench, monkeypatc
 
 
 def test_decode_sees_one_position_too_many(monkeypatch):
+    right = layers.attend_one
+    monkeypatch.setattr(layers, "attend_one", lambda q, k, v, positions, window: right(q, k, v, positions + 1, window))
+    with tiny_bench() as bench:
+        assert_detected(bench, slot_reused_after_a_longer_tenant)
+
+
+def test_prefill_sees_one_position_too_many(monkeypatch):
     right = layers.cache_mask
     monkeypatch.setattr(layers, "cache_mask", lambda positions, width, window: right(positions + 1, width, window))
     with tiny_bench() as bench:
@@ -153,8 +160,9 @@ def test_decode_sees_one_position_too_many(monkeypatch):
 
 
 def test_the_engine_misses_the_sliding_window(monkeypatch):
-    right = layers.cache_mask
-    monkeypatch.setattr(layers, "cache_mask", lambda positions, width, window: right(positions, width, None))
+    mask, one = layers.cache_mask, layers.attend_one
+    monkeypatch.setattr(layers, "cache_mask", lambda positions, width, window: mask(positions, width, None))
+    monkeypatch.setattr(layers, "attend_one", lambda q, k, v, positions, window: one(q, k, v, positions, None))
     with tiny_bench(**WINDOWED) as bench:
         assert_detected(bench, second_turn_after_a_tool_result)
 
