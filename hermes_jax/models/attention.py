@@ -98,7 +98,7 @@ def attend_one(
     """
     batch, kv, group, dim = q.shape
     width = k.shape[2]
-    size = min(width, CACHE_BLOCK)
+    size = width if width <= 2 * CACHE_BLOCK else CACHE_BLOCK
     q = q.astype(jnp.float32) * dim**-0.5
 
     def block(i: Any, found: _Softmax) -> _Softmax:

@@ -27,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("full", "variable"), default="full")
     parser.add_argument("--peer", choices=("none", "trl", "tunix"), default="none")
-    parser.add_argument("--remat", choices=("on", "off"), default="on", help="ours: recompute each layer")
+    parser.add_argument("--remat", choices=("on", "off"), default="off", help="ours: recompute each layer")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ours: any option of a config")
     parser.add_argument("--rounds", type=int, default=1, help="processes of each side, in turn")
     parser.add_argument("--updates", type=int, default=3, help="timed updates of each process of ours; a peer has one")
@@ -122,9 +122,9 @@ def _config(options: argparse.Namespace, case: Case) -> Any:
     ours = [
         f"model.context_length={case.width}",
         f"env.max_token_length={case.width - 1}",
-        f"learner.micro_tokens={2048 if options.case == 'full' else max(1024, case.width)}",
+        f"learner.micro_tokens={max(1024, case.width)}",
+        f"learner.row_widths={[case.width] if options.case == 'full' else _widths(case.width)}",
         f"learner.remat={'true' if options.remat == 'on' else 'false'}",
-        "grpo.head_chunk=512",
         "grpo.temperature=1.0",
         "grpo.iterations_per_batch=1",
         f"env.group_size={len(case.lengths) // 4}",
@@ -132,6 +132,11 @@ def _config(options: argparse.Namespace, case: Case) -> Any:
         "env.terminal_backend=local",  # nothing is run
     ]
     return load(overrides=[*ours, f"model.path={os.fspath(options.model)}", *options.set])
+
+
+def _widths(longest: int) -> list[int]:
+    """The longest sequence's own width and two wider ones, for the planner to choose from."""
+    return [longest, longest * 9 // 8, longest * 3 // 2]
 
 
 def _sequences(case: Case, vocab: int) -> list[Any]:

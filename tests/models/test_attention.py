@@ -160,7 +160,7 @@ def test_very_long_rows_have_few_larger_blocks(monkeypatch):
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), width=st.sampled_from([5, CACHE_BLOCK, CACHE_BLOCK + 1, 3 * CACHE_BLOCK + 100]))
+@given(data=st.data(), width=st.sampled_from([5, 2 * CACHE_BLOCK, 2 * CACHE_BLOCK + 1, 5 * CACHE_BLOCK + 100]))
 def test_one_query_per_row_sees_what_plain_attention_sees(data, width):
     positions = np.array(data.draw(st.lists(st.integers(0, width - 1), min_size=4, max_size=4)), np.int32)
     window = data.draw(st.sampled_from([None, 1, 100, CACHE_BLOCK + 3]))
