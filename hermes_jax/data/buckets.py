@@ -36,7 +36,7 @@ class Buckets:
         return max(width for _, _, width in self.shapes)
 
     def cost(self, shape: Shape) -> float:
-        """Relative cost of one update in this shape."""
+        """Relative cost of one update with so many micro-batches that hold something."""
         return float(np.prod(shape)) * (1.0 + shape[2] / self.attention_width)
 
 
@@ -85,19 +85,26 @@ def place(
 ) -> list[Placement]:
     """Places the trajectories of each part (given by their lengths) in the cheapest shape that holds every part.
 
+    Micro-batches that stay empty cost nothing.
+
     Raises:
         ValueError: no shape does.
     """
     fits: dict[int, list[tuple[np.ndarray, np.ndarray, int]]] = {}
     fit = _one_each if one_per_row else _best_fit
-    for shape in sorted(buckets.shapes, key=buckets.cost):
+    best: tuple[tuple[float, int], Shape] | None = None
+    for shape in buckets.shapes:
         micro, rows, width = shape
         if any(lengths.max(initial=0) > width or lengths.sum() > micro * rows * width for lengths in parts):
             continue
         if width not in fits:
             fits[width] = [fit(lengths, width) for lengths in parts]
-        if all(used <= micro * rows for _, _, used in fits[width]):
-            return [Placement(shape, row, offset) for row, offset, _ in fits[width]]
+        used = max(used for _, _, used in fits[width])
+        if used <= micro * rows:
+            price = buckets.cost((-(-used // rows), rows, width)), micro  # empty micro-batches are skipped
+            best = min(best or (price, shape), (price, shape))
+    if best is not None:
+        return [Placement(best[1], row, offset) for row, offset, _ in fits[best[1][2]]]
     largest = max(buckets.shapes, key=lambda shape: int(np.prod(shape)))
     sizes = ", ".join(f"{len(lengths)} trajectories of {lengths.sum()} tokens" for lengths in parts)
     raise ValueError(

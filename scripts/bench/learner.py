@@ -119,11 +119,12 @@ def _config(options: argparse.Namespace, case: Case) -> Any:
     """A run's config; what `--set` names wins."""
     from hermes_jax.config import load
 
+    widths = [case.width] if options.case == "full" else _widths(case.width)
     ours = [
         f"model.context_length={case.width}",
         f"env.max_token_length={case.width - 1}",
-        f"learner.micro_tokens={max(1024, case.width)}",
-        f"learner.row_widths={[case.width] if options.case == 'full' else _widths(case.width)}",
+        f"learner.micro_tokens={max(1024, *widths)}",
+        f"learner.row_widths={widths}",
         f"learner.remat={'true' if options.remat == 'on' else 'false'}",
         "grpo.temperature=1.0",
         "grpo.iterations_per_batch=1",
@@ -135,8 +136,8 @@ def _config(options: argparse.Namespace, case: Case) -> Any:
 
 
 def _widths(longest: int) -> list[int]:
-    """The longest sequence's own width and two wider ones, for the planner to choose from."""
-    return [longest, longest * 9 // 8, longest * 3 // 2]
+    """The longest sequence's own width and a wider one, for the planner to choose from."""
+    return [longest, longest * 9 // 8]
 
 
 def _sequences(case: Case, vocab: int) -> list[Any]:

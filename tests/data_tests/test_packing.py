@@ -213,3 +213,14 @@ def _seconds(work) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+def test_the_planner_pays_only_for_micro_batches_that_hold_something():
+    """Both shapes have room for far more; in the wider rows these trajectories leave less padding."""
+    lengths = np.array([1000, 1000, 700, 700, 400, 400])
+    narrow, wide = (36, 1, 1024), (36, 1, 1152)  # 6 rows of 1024 against 4 of 1152
+    [placed] = place([lengths], Buckets((narrow, wide), attention_width=1e9))
+    assert placed.shape == wide
+    assert placed.row.max() == 3
+    [placed] = place([lengths[:2]], Buckets((narrow, wide), attention_width=1e9))
+    assert placed.shape == narrow
