@@ -112,6 +112,8 @@ def load_function(reference: str, option: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{option}: {reference!r} is no 'module:function' that can be imported: {error}") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError(f"{option}: importing {module} fails: {type(error).__name__}: {error}") from error
 
 
 def open_mesh(config: Config, policy: Policy) -> Mesh:

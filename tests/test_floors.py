@@ -16,7 +16,7 @@ FLOORS = {
     **dict.fromkeys(("models", "data"), 1),
     **dict.fromkeys(("engines", "tools"), 2),
     **dict.fromkeys(("rollout", "learner"), 3),
-    **dict.fromkeys(("train", "evaluate", "export"), 5),
+    **dict.fromkeys(("train", "evaluate", "export", "compare_losses"), 5),
 }  # all other modules of the package itself are on floor 4
 FORBIDDEN = {
     "objectives": {"flax", "orbax", "optax", "transformers", "pydantic"},
