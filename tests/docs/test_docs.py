@@ -82,6 +82,18 @@ def test_links_and_pictures_exist(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
 
+def test_every_loss_is_documented() -> None:
+    from hermes_jax.config.presets import PRESETS
+    from hermes_jax.objectives import AGGREGATIONS, OBJECTIVES
+    from hermes_jax.objectives.user_loss import ARRAYS
+
+    page = (ROOT / "docs" / "losses.md").read_text()
+    rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| `")}
+    assert {f"`{name}`" for name in (*PRESETS, *OBJECTIVES, *AGGREGATIONS)} <= rows
+    for name in ARRAYS:
+        assert f"`{name}`" in page
+
+
 def test_every_metric_is_documented() -> None:
     from hermes_jax.telemetry.metrics import markdown
 
