@@ -128,16 +128,25 @@ def start_folder(saved: SavedPolicy, config: Config) -> Path:
     return saved.run.start if saved.run.start.exists() else source_folder(saved, config)
 
 
-def recorded_groups(run: Path, step: int) -> list[Group]:
-    """The groups of a training step, as they were collected; a group ends where another task or attempt begins."""
+def recorded_groups(run: Path, step: int, *, with_signal: bool = False) -> list[Group]:
+    """The groups of a training step, as they were collected; a group ends where another task or attempt begins.
+
+    Args:
+        run, step: where they are.
+        with_signal: only those with an advantage: what dynamic sampling has trained on.
+    """
     groups: list[list[Episode]] = []
+    signal: list[bool] = []
     for row in load_episodes(run, step=step, kind="train"):
         episode = _episode(row)
         last = groups[-1][-1] if groups else None
         if last is None or last.task_id != episode.task_id or last.member >= episode.member:
             groups.append([])
+            signal.append(False)
         groups[-1].append(episode)
-    return [Group(members[0].task_id, tuple(members)) for members in groups]
+        signal[-1] |= bool(row["advantage"])
+    kept = [members for members, has in zip(groups, signal, strict=True) if has or not with_signal]
+    return [Group(members[0].task_id, tuple(members)) for members in kept]
 
 
 def _groups_with_signal(run: Path, newest: int, step: int | None, config: Config) -> tuple[int, list[Group]]:
@@ -150,7 +159,7 @@ def _groups_with_signal(run: Path, newest: int, step: int | None, config: Config
         raise ConfigError(f"{run} has no saved training episodes{'' if step is None else f' of step {step}'}: {there}")
     wanted = [step] if step is not None else [s for s in steps if s <= max(newest, 1)] or steps
     for number in wanted:
-        groups = recorded_groups(run, number)
+        groups = recorded_groups(run, number, with_signal=config.grpo.dynamic_sampling > 0)
         rewards = [[e.reward for e in group.episodes if e.reward is not None] for group in groups]
         if any(len(set(values)) > 1 for values in rewards):
             return number, groups

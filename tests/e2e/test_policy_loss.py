@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hermes_jax.loss_comparison import compare_losses
-from hermes_jax.replay import Replay, Scored, open_replay
-from hermes_jax.telemetry.episodes import load_episodes
+from hermes_jax.replay import Replay, Scored, open_replay, recorded_groups
+from hermes_jax.telemetry.episodes import EpisodeLog, load_episodes
 from tests.e2e.runs import PROJECT, Command, rows
 
 SHORT = ("warm_start.steps=12", "env.total_steps=2", "env.eval_episodes=0", "env.steps_per_eval=0")
@@ -175,3 +176,14 @@ def test_what_can_not_be_compared(straight: Path, command: Command, tmp_path: Pa
     assert "has no rollouts: give a run folder" in error("--rollouts", straight / "final", "--losses", "run")
     assert "returns a loss of shape ()" in error("--rollouts", straight, "--losses", "losses:of_the_whole")
     assert json.loads((straight / "report.json").read_text())["step"] == 6
+
+
+def test_after_dynamic_sampling_only_what_was_trained_on_is_replayed(straight: Path, tmp_path: Path) -> None:
+    """The saved episodes of groups that were replaced have advantage 0."""
+    rows = list(load_episodes(straight, step=6, kind="train"))
+    for row in rows:
+        row["trajectories"] = [SimpleNamespace(**arrays) for arrays in row["trajectories"]]
+    advantages = [0.0] * 4 + [1.0, -1.0, 0.0, 0.0]
+    EpisodeLog(tmp_path).write(6, [SimpleNamespace(**row) for row in rows], advantages=advantages)
+    tasks = [[group.task_id for group in recorded_groups(tmp_path, 6, with_signal=only)] for only in (False, True)]
+    assert tasks == [[rows[0]["task_id"], rows[4]["task_id"]], [rows[4]["task_id"]]]
