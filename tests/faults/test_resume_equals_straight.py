@@ -80,4 +80,5 @@ def test_on_another_mesh(straight: Path, command: Command, tmp_path: Path) -> No
     here, there = metrics(straight)["train", 4], metrics(run)["train", 4]
     assert here.keys() == there.keys()
     for name, value in here.items():
-        assert there[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        if name != "batch/padding_share":  # rows are filled otherwise where several devices share a batch
+            assert there[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
