@@ -16,7 +16,13 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what it then raises
+    logging.getLogger("asyncio").addFilter(_is_no_late_write)
     sys.unraisablehook = _without_late_writes
+
+
+def _is_no_late_write(record: logging.LogRecord) -> bool:
+    """Of the many writes that a full disk fails, Orbax raises one and lets go of the others, which asyncio logs."""
+    return not (record.exc_info and "OCDBT database" in str(record.exc_info[1]))
 
 
 def _without_late_writes(what: Any) -> None:

@@ -53,7 +53,8 @@ class Bench:
 
     async def publish(self, which: int) -> None:
         """Gives the engine one of the two sets of parameters, under the next version that belongs to it."""
-        self.version += 1 if (self.version + 1) % 2 == which else 2
+        newest = max(self.version, self.engine._version)  # a publication may have been cut off after the engine's part
+        self.version = newest + (1 if (newest + 1) % 2 == which else 2)
         await self.engine.publish(self.weights[which], self.version)
 
     def scorer(self) -> Score:
