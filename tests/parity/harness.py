@@ -44,7 +44,11 @@ class Bench:
     width: int
     temperature: float = 1.0
     sound_scorer: Score | None = None
-    version: int = 0
+
+    @property
+    def version(self) -> int:
+        """Of the engine's weights; the engine is shared by copies of this object."""
+        return self.engine._version
 
     def prompt(self, number: int, length: int) -> Ids:
         """Cuts a prompt of exactly `length` ids; other numbers, other prompts."""
@@ -53,9 +57,8 @@ class Bench:
 
     async def publish(self, which: int) -> None:
         """Gives the engine one of the two sets of parameters, under the next version that belongs to it."""
-        newest = max(self.version, self.engine._version)  # a publication may have been cut off after the engine's part
-        self.version = newest + (1 if (newest + 1) % 2 == which else 2)
-        await self.engine.publish(self.weights[which], self.version)
+        version = self.version + (1 if (self.version + 1) % 2 == which else 2)
+        await self.engine.publish(self.weights[which], version)
 
     def scorer(self) -> Score:
         """The learner's scoring function, compiled anew when it is first called."""
