@@ -10,11 +10,12 @@
 | `cispo` | MiniMax-M1, arXiv:2506.13585: no lower bound, no KL, mean over all tokens (*) |
 | `sapo` | arXiv:2511.20347: temperatures 1 and 1.05, mean over each answer |
 | `rloo` | arXiv:2402.14740: plain policy gradient of whole answers, so one update per collection; k1 in the reward, |
-| | 0.03 as for its summaries |
+| | 0.03 (**) |
 | `reinforce++` | arXiv:2501.03262: rewards normalised over the batch, clip 0.2, mean over all tokens; k1 in the |
-| | reward, 0.01 as for its general tasks, for the whole episode rather than from each token on |
+| | reward, 0.01 (**), for the whole episode rather than from each token on |
 
 (*) It tunes the upper bound and names no value. Weights up to 5 are in the range that ScaleRL (arXiv:2510.13786) uses.
+(**) A usual size; not looked up in the paper.
 
 A preset is the objective alone: group size, learning rate, lengths and the like stay yours.
 """
